@@ -1,0 +1,32 @@
+"""tpplan: tensor-parallel plans for Hugging Face Transformers, checked, repaired and proven before they are used.
+
+Importing tpplan loads neither torch nor Transformers; each call loads what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tpplan.api import check, distributed_config, plan
+    from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
+    from tpplan.plan_document import Plan
+
+__all__ = ["Diagnostic", "InputError", "Plan", "PlanError", "Report", "check", "distributed_config", "plan"]
+_HOMES = {
+    "check": "api",
+    "distributed_config": "api",
+    "Diagnostic": "diagnostics",
+    "InputError": "diagnostics",
+    "PlanError": "diagnostics",
+    "Report": "diagnostics",
+    "Plan": "plan_document",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"tpplan.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'tpplan' has no attribute {name!r}")

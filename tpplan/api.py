@@ -1,0 +1,195 @@
+"""The library: check a model or plan, make a plan, get a DistributedConfig. The command line is a thin layer over it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tpplan.diagnostics import Diagnostic, PlanError, Report, Status
+from tpplan.plan_document import ModelFacts, Plan, Proof, Target
+
+if TYPE_CHECKING:
+    from transformers import DistributedConfig
+
+    from tpplan.checks.subject import Subject
+    from tpplan.planner import Repair
+
+ModelOrPlan = str | os.PathLike[str] | Plan
+
+
+def check(
+    model_or_plan: ModelOrPlan,
+    tp_size: int | None = None,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    depth: str = "shapes",
+    model: str | None = None,
+    auto_class: str | None = None,
+    device: str | None = None,
+    purpose: str | None = None,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> Report:
+    """The report on a model at a tp_size, or on a plan.
+
+    model_or_plan: a directory or file with a config.json, a hub id, a plan file (.yaml), or a Plan. tp_size: number of
+    ranks; a plan has its own. overrides: rule -> style, put over the model's own plan (models only).
+    depth: `static`, or `shapes` to run the real class without weights too. model: the model a plan will be used with,
+    when it is not the one the plan names. auto_class: found from the config when left out.
+    device: a name of `tpplan.targets.DEVICES`. purpose: `inference` or `training`. dtype: of the weights.
+
+    Raises InputError when the model or the plan cannot be read, PlanError when the installed packages do not serve.
+    """
+    from tpplan.remedy import with_fixes
+    from tpplan.judge import Depth, judge
+    from tpplan.request import Request, open_request, usage_error
+
+    if depth not in tuple(Depth):
+        raise usage_error(f"depth is {depth!r}", fix=f"give one of {', '.join(Depth)}")
+    request = Request(
+        what=model_or_plan,
+        tp_size=tp_size,
+        overrides=overrides or {},
+        model=model,
+        auto_class=auto_class,
+        device=device,
+        purpose=purpose,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+    return with_fixes(judge(open_request(request), Depth(depth)))
+
+
+def plan(
+    model: str | os.PathLike[str],
+    tp_size: int,
+    *,
+    strategy: str = "replicate",
+    auto_class: str | None = None,
+    device: str | None = None,
+    purpose: str | None = None,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> Plan:
+    """A plan for `model` at `tp_size` that passes every stage, with no override where none is needed.
+
+    strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. Other arguments as in `check`.
+
+    Raises PlanError when no plan passes; its report has the last evidence. Raises InputError as `check` does.
+    """
+    from tpplan.request import Request
+
+    request = Request(
+        what=model,
+        tp_size=tp_size,
+        auto_class=auto_class,
+        device=device,
+        purpose=purpose,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+    return make_plan(request, strategy)[0]
+
+
+def distributed_config(
+    model_or_plan: ModelOrPlan,
+    tp_size: int | None = None,
+    *,
+    strategy: str = "replicate",
+    model: str | None = None,
+    auto_class: str | None = None,
+    device: str | None = None,
+    purpose: str | None = None,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> DistributedConfig:
+    """The transformers.DistributedConfig for `from_pretrained`: of a plan that passes, or of a model, repaired.
+
+    Arguments as in `check` and `plan`. Raises PlanError where no plan can work or the given one does not, InputError
+    for what cannot be read.
+    """
+    from transformers import DistributedConfig
+
+    from tpplan.request import Request
+
+    request = Request(
+        what=model_or_plan,
+        tp_size=tp_size,
+        model=model,
+        auto_class=auto_class,
+        device=device,
+        purpose=purpose,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+    return DistributedConfig(**passing_subject(request, strategy).sharding.arguments())
+
+
+def passing_subject(request, strategy: str = "replicate") -> Subject:
+    """The subject of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
+    from tpplan.judge import judge
+    from tpplan.request import open_request
+
+    if not request.is_plan:
+        return _repair(request, strategy).judgement.subject
+    judgement = judge(open_request(request))
+    if not judgement.passed:
+        raise PlanError(judgement.report())
+    return judgement.subject
+
+
+def make_plan(request, strategy: str = "replicate") -> tuple[Plan, Repair]:
+    """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
+    from tpplan.model.internals import versions
+    from tpplan.request import facts
+
+    repaired = _repair(request, strategy)
+    subject = repaired.judgement.subject
+    stages = {name: str(stage.status) for name, stage in repaired.judgement.stages.items()}
+    made = Plan(
+        model=ModelFacts(id=subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)),
+        target=Target(
+            tp_size=subject.sharding.tp_size,
+            ep_size=subject.sharding.ep_size,
+            device=subject.device,
+            purpose="training" if subject.training else "inference",
+            dtype=request.dtype,
+        ),
+        overrides=repaired.overrides,
+        proven=Proof(
+            stages=stages,
+            versions={name: version for name, version in versions().items() if name in ("torch", "transformers")},
+            strategy=str(repaired.strategy) if repaired.overrides else None,
+        ),
+    )
+    return made, repaired
+
+
+def _repair(request, strategy: str) -> Repair:
+    from tpplan.planner import repair
+    from tpplan.request import open_request, usage_error
+    from tpplan.strategies import Strategy
+
+    if strategy not in tuple(Strategy):
+        raise usage_error(f"strategy is {strategy!r}", fix=f"give one of {', '.join(Strategy)}")
+    if request.is_plan:
+        raise usage_error("a plan is made from a model", fix="give a directory, a config file or a hub id")
+    repaired = repair(open_request(request), Strategy(strategy))
+    if repaired.judgement.passed:
+        return repaired
+    raise PlanError(_no_repair(repaired))
+
+
+def _no_repair(repaired: Repair) -> Report:
+    report = repaired.judgement.report()
+    if not repaired.attempts or any(stage.status is Status.NOT_RUN for stage in report.stages.values()):
+        return report
+    tried = ", ".join(f"{attempt.block or 'the model'}" for attempt in repaired.attempts)
+    verdict = Diagnostic(
+        code="TPP405",
+        message=f"no override that tpplan knows makes this model run at tp_size {report.tp_size}",
+        evidence=f"strategy {repaired.strategy} was tried on {tried}",
+    )
+    return replace(report, diagnostics=(verdict, *report.diagnostics))

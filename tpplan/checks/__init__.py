@@ -1,0 +1,42 @@
+"""The static checks: each reads a Subject and yields diagnostics; none runs the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpplan.checks.config import check_defaults, check_facts, check_quantization
+from tpplan.checks.heads import check_heads
+from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partners
+from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles
+from tpplan.checks.subject import Subject
+from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu
+from tpplan.diagnostics import Diagnostic
+
+# With an error from one of these, Transformers rejects the plan before it cuts anything.
+REJECTING = (check_plan_exists, check_rule_names, check_styles)
+EXPLAINING = (
+    check_facts,
+    check_defaults,
+    check_quantization,
+    check_key_value_alone,
+    check_partners,
+    check_logits,
+    check_heads,
+    check_tied_styles,
+    check_tied_weights_on_tpu,
+)
+
+
+def rejections(subject: Subject) -> list[Diagnostic]:
+    """Errors in the rules themselves, for which Transformers refuses the plan or never looks a rule up."""
+    return list(_run(subject, REJECTING))
+
+
+def findings(subject: Subject) -> list[Diagnostic]:
+    """Everything the other checks say about a plan that Transformers accepts."""
+    return list(_run(subject, EXPLAINING))
+
+
+def _run(subject: Subject, checks: tuple) -> Iterator[Diagnostic]:
+    for check in checks:
+        yield from check(subject)

@@ -1,0 +1,58 @@
+"""What the config itself says about how far the verdict reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.config import changed_facts, config_value, defaulted, text_config, text_config_name
+
+HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")
+
+
+def check_facts(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP120: the config at hand differs from the one that the plan was made for."""
+    if subject.facts is None:
+        return
+    changed = changed_facts(dict(subject.facts), subject.spec.config)
+    if changed:
+        yield Diagnostic(
+            code="TPP120",
+            message=f"the plan was made for another config: {len(changed)} value{'s' * (len(changed) > 1)} differ",
+            where=subject.file.place_of("model", "config") if subject.file else Place(file=subject.spec.source.name),
+            evidence="; ".join(changed[:8]),
+            fix=f"make it anew: tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}",
+        )
+
+
+def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP307: head counts that the file leaves to the class default, where that default is a number of its own."""
+    if subject.facts is not None:
+        return
+    config = text_config(subject.spec.config)
+    for field in HEAD_FIELDS:
+        value = config_value(config, field)
+        heads = config_value(config, "num_attention_heads")
+        follows = field == "num_key_value_heads" and value == heads  # None in the class means as many as query heads
+        if value is None or follows or not defaulted(subject.spec.source, config, field):
+            continue
+        yield Diagnostic(
+            code="TPP307",
+            message=f"{field} is not in {text_config_name(subject.spec.config)}, and the class default {value} counts",
+            where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
+            evidence=f"{type(config).__name__}.{field} = {value}",
+        )
+
+
+def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP306: the checkpoint is quantized and was judged as if it were not."""
+    method = subject.spec.quantization
+    if method is None or subject.sharding.tp_size == 1:
+        return
+    yield Diagnostic(
+        code="TPP306",
+        message=f"the checkpoint is quantized ({method}) and was judged without it: block alignment and bytes are not proven",
+        where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
+        evidence=f"quantization_config.quant_method = {method}",
+    )

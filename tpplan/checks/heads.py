@@ -1,0 +1,73 @@
+"""TPP301 and TPP302: does tp_size cut a head in two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tpplan.checks.attention import AttentionBlock, Projection, attention_blocks
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.config import config_value, text_config, text_config_name
+from tpplan.model.skeleton import wildcard
+from tpplan.styles import Flow
+
+
+def check_heads(subject: Subject) -> Iterator[Diagnostic]:
+    """One diagnostic for each kind of projection whose share of columns on a rank is not a whole number of heads."""
+    seen = set()
+    for block in attention_blocks(subject.skeleton, subject.spec.config):
+        for code, projections in (("TPP301", block.keys_values), ("TPP302", block.queries)):
+            cut = [projection for projection in projections if _is_cut(subject, projection)]
+            kind = (code, wildcard(block.name), tuple((projection.columns, projection.unit) for projection in cut))
+            if cut and kind not in seen:
+                seen.add(kind)
+                yield _diagnostic(subject, code, block, cut[0])
+
+
+def dividing_sizes(subject: Subject) -> list[int]:
+    """The sizes below tp_size at which no projection that the plan cuts is cut inside a head.
+
+    Only powers of two where the plan cuts no projection of known heads.
+    """
+    cut = [
+        projection
+        for block in attention_blocks(subject.skeleton, subject.spec.config)
+        for projection in (*block.queries, *block.keys_values)
+        if subject.style(projection.name).leaves is Flow.CUT
+    ]
+    sizes = range(1, subject.sharding.tp_size)
+    return [size for size in sizes if not _any_splits(cut, size) and (cut or size & (size - 1) == 0)]
+
+
+def _any_splits(projections: Iterable[Projection], tp_size: int) -> bool:
+    return any(projection.splits_a_head(tp_size) for projection in projections)
+
+
+def _is_cut(subject: Subject, projection: Projection) -> bool:
+    leaves = subject.style(projection.name).leaves
+    return leaves is Flow.CUT and projection.splits_a_head(subject.sharding.tp_size)
+
+
+def _diagnostic(subject: Subject, code: str, block: AttentionBlock, projection: Projection) -> Diagnostic:
+    tp_size, heads = subject.sharding.tp_size, projection.heads
+    what = "key/value" if code == "TPP301" else "query"
+    share = projection.columns / tp_size
+    rule = wildcard(projection.name)
+    place = subject.place_of_rule(rule) if subject.overridden(projection.name) else Place(file=subject.spec.source.name)
+    return Diagnostic(
+        code=code,
+        message=f"tp_size {tp_size} does not divide {heads} {what} head{'s' * (heads != 1)}, so the forward cannot view "
+        "a rank's columns as heads",
+        where=Place(file=place.file, line=place.line, column=place.column, rule=rule, module=wildcard(block.name)),
+        evidence=f"{_source(subject, what, heads)}; {projection.columns} columns / {tp_size} ranks = {share:g} columns a "
+        f"rank, one head needs {projection.unit}",
+    )
+
+
+def _source(subject: Subject, what: str, heads: int) -> str:
+    """The number of heads with where it stands: in the config, or in the layers when the config has one per layer."""
+    field = "num_key_value_heads" if what == "key/value" else "num_attention_heads"
+    config = text_config(subject.spec.config)
+    if config_value(config, field) == heads:
+        return f"{field} = {heads} ({text_config_name(subject.spec.config)})"
+    return f"{heads} {what} heads in these layers"

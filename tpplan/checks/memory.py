@@ -1,0 +1,79 @@
+"""TPP305 and the bytes per rank: how much of the model a plan really shards."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Place
+from tpplan.model.skeleton import wildcard
+
+# A rank that holds more than this many times the ideal share is told what it holds whole.
+WORTH_SAYING = 1.5
+LISTED = 5
+
+
+def bytes_per_rank(subject: Subject, local_sizes: Mapping[str, int]) -> BytesPerRank:
+    """Parameter bytes on the largest rank. local_sizes: parameter -> elements it holds, from the sharded model."""
+    whole = held = 0
+    for name, local, full in _held(subject, local_sizes):
+        held += local
+        whole += local if local == full else 0
+    ideal = -(-subject.skeleton.bytes // subject.sharding.tp_size)
+    return BytesPerRank(parameters=held, whole=whole, ideal=ideal)
+
+
+def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Diagnostic]:
+    """TPP305: what stays whole on every rank, largest first, when it is much."""
+    tp_size = subject.sharding.tp_size
+    share = bytes_per_rank(subject, local_sizes)
+    if tp_size == 1 or share.parameters <= WORTH_SAYING * share.ideal:
+        return
+    by_rule: dict[str, int] = defaultdict(int)
+    for name, local, full in _held(subject, local_sizes):
+        if local == full:
+            by_rule[wildcard(name)] += local
+    largest = sorted(by_rule.items(), key=lambda item: (-item[1], item[0]))
+    listed = ", ".join(f"{rule} {_gib(size)}" for rule, size in largest[:LISTED])
+    more = f", and {len(largest) - LISTED} more" if len(largest) > LISTED else ""
+    elements = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
+    total = sum(elements.values())
+    itemsize = _itemsize(subject)
+    yield Diagnostic(
+        code="TPP305",
+        message=f"every rank holds {_billions(share.parameters, itemsize)} of {_billions(total, itemsize)} parameters, "
+        f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
+        where=Place(file=subject.spec.source.name),
+        evidence=f"whole on every rank: {_gib(share.whole)} of {_gib(total)} ({share.whole / total:.0%}): {listed}{more}",
+        fix=_fix(subject, largest[0][0]),
+    )
+
+
+def _held(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    """(name, bytes on the largest rank, bytes of the whole parameter), tied parameters once."""
+    for name, parameter in subject.skeleton.parameters.items():
+        if name in local_sizes and parameter.bytes:
+            elements = parameter.bytes // _itemsize(subject)
+            yield name, parameter.bytes * local_sizes[name] // elements, parameter.bytes
+
+
+def _itemsize(subject: Subject) -> int:
+    import torch
+
+    return getattr(torch, subject.spec.dtype).itemsize
+
+
+def _fix(subject: Subject, largest: str) -> str:
+    experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
+    if experts and not subject.sharding.ep_size:
+        return f"the model has an expert plan: add ep_size={subject.sharding.tp_size} to the DistributedConfig"
+    return f"add overrides that cut {largest} and its partner, or use fewer ranks"
+
+
+def _billions(size: int, itemsize: int) -> str:
+    return f"{size / itemsize / 1e9:.2f}B"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,84 @@
+"""Names and styles: would Transformers accept the rules, and would it ever look them up."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.model.internals import versions
+
+
+def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP205: tp_size above 1 and no rule at all."""
+    if subject.sharding.tp_size == 1 or subject.plan:
+        return
+    name = subject.skeleton.class_name
+    yield Diagnostic(
+        code="TPP205",
+        message=f"{name} has no tensor-parallel plan, so from_pretrained raises at tp_size {subject.sharding.tp_size}",
+        where=Place(file=subject.spec.source.name),
+        evidence=f"{name}.tp_plan is empty in Transformers {versions().get('transformers')}",
+        fix="write a plan file whose overrides name the projections to cut, set base_model_tp_plan on the config class, "
+        "or set _tp_plan on the model class; or load at tp_size 1",
+    )
+
+
+def check_rule_names(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP201 and TPP202: keys that name nothing, or one layer only."""
+    known = subject.skeleton.rules | subject.skeleton.default_plan.keys()
+    for rule in sorted(subject.sharding.overrides):
+        if rule in known:
+            continue
+        general = wildcard(rule)
+        if general != rule and general in known:
+            yield Diagnostic(
+                code="TPP202",
+                message=f"rule {rule!r} names one layer and Transformers rejects it: it looks names up with `*` for numbers",
+                where=subject.place_of_rule(rule),
+                fix=f"write {general!r}, which holds for every layer; single layers cannot be overridden",
+            )
+        else:
+            nearest = nearest_rule(rule, known)
+            yield Diagnostic(
+                code="TPP201",
+                message=f"rule {rule!r} matches nothing in {subject.skeleton.class_name}, and Transformers rejects it",
+                where=subject.place_of_rule(rule),
+                evidence=f"{subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the path inside it",
+                fix=f"write {nearest!r}" if nearest else "remove it",
+            )
+
+
+def nearest_rule(rule: str, known: set[str] | frozenset[str]) -> str | None:
+    """The key that was most likely meant: one that ends in the same words, else the nearest spelling."""
+    general = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", rule)
+    inside = sorted((name for name in known if name.endswith(f".{general}") or name == general), key=len)
+    if inside:
+        return inside[0]
+    close = difflib.get_close_matches(general, sorted(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def check_styles(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP203: styles that the installed Transformers does not have."""
+    known = known_styles()
+    for rule, name in sorted(subject.sharding.overrides.items()):
+        if name in known:
+            continue
+        nearest = difflib.get_close_matches(name, known, n=1)
+        yield Diagnostic(
+            code="TPP203",
+            message=f"the installed Transformers has no style {name!r}, and from_pretrained raises",
+            where=subject.place_of_rule(rule),
+            evidence=f"Transformers {versions().get('transformers')} has {', '.join(known)}",
+            fix=_style_fix(name, nearest[0] if nearest else None),
+        )
+
+
+def _style_fix(name: str, nearest: str | None) -> str:
+    if name == "replicate":
+        return "install Transformers 5.21.1 or newer, or use colwise_gather_output and rowwise_split_input"
+    return f"write {nearest!r}" if nearest else "use a style that it has"

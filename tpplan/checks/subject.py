@@ -1,0 +1,48 @@
+"""What a static check looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpplan.diagnostics import Place
+from tpplan.model.config import ModelSpec
+from tpplan.model.skeleton import Sharding, Skeleton, style_of, wildcard
+from tpplan.plan_file import PlanFile
+from tpplan.styles import Style, style
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model and the way it is to be sharded.
+
+    device: a name of the table of targets. training: whether gradients must be right too. file: the plan file that
+    the overrides were read from, for places. facts: the config values that the plan was made for.
+    """
+
+    spec: ModelSpec
+    skeleton: Skeleton
+    sharding: Sharding
+    device: str = "cpu"
+    training: bool = False
+    file: PlanFile | None = None
+    facts: Mapping | None = None
+
+    @property
+    def plan(self) -> dict[str, str]:
+        return self.skeleton.plan(self.sharding.overrides)
+
+    def place_of_rule(self, rule: str) -> Place:
+        """The rule's line in the plan file, or the rule alone when the overrides came from a call."""
+        return self.file.place_of_rule(rule) if self.file else Place(rule=rule)
+
+    def style_name(self, module: str) -> str | None:
+        """The style that the resolved plan gives a module."""
+        return style_of(module, self.plan, is_parameter=False)
+
+    def style(self, module: str) -> Style:
+        return style(self.style_name(module))
+
+    def overridden(self, module: str) -> bool:
+        """Whether the style of this module is an override and not the model's own rule."""
+        return wildcard(module) in self.sharding.overrides

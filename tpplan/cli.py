@@ -1,0 +1,285 @@
+"""The command line: parse, call, render, exit code. Decides nothing.
+
+Exit codes: 0 nothing failed, 1 the plan or model has errors or a stage could not run, 2 bad usage or unreadable input,
+3 a bug of tpplan. stdout carries the result alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tpplan.diagnostics import InputError, PlanError, Report
+from tpplan.targets import DEVICES
+
+if TYPE_CHECKING:
+    from tpplan.request import Request
+
+app = typer.Typer(
+    name="tpplan",
+    help="Tensor-parallel plans for Hugging Face Transformers: check, repair, prove.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Device = StrEnum("Device", {name.replace("-", "_"): name for name in DEVICES})
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class Purpose(StrEnum):
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+class Dtype(StrEnum):
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Depth(StrEnum):
+    STATIC = "static"
+    SHAPES = "shapes"
+
+
+class Strategy(StrEnum):
+    REPLICATE = "replicate"
+    GATHER = "gather"
+
+
+class Language(StrEnum):
+    JSON = "json"
+    PYTHON = "python"
+
+
+class SchemaName(StrEnum):
+    PLAN = "plan"
+    REPORT = "report"
+
+
+ModelOrPlanArgument = Annotated[
+    str, typer.Argument(metavar="MODEL|PLAN", help="A directory or file with a config.json, a hub id, or a plan (.yaml).")
+]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A directory or file with a config.json, or a hub id.")]
+TpSizeOption = Annotated[int | None, typer.Option("--tp-size", metavar="N", help="Number of ranks. A plan has its own.")]
+AutoClassOption = Annotated[
+    str | None, typer.Option(metavar="CLASS", help="The auto class that loads the model. Found from the config.")
+]
+DeviceOption = Annotated[Device | None, typer.Option(help="What the model will run on.", show_default="cpu")]
+PurposeOption = Annotated[
+    Purpose | None, typer.Option(help="training: gradients must be right too.", show_default="inference")
+]
+DtypeOption = Annotated[Dtype | None, typer.Option(help="Dtype of the weights.", show_default="the config's")]
+TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code that the model brings.")]
+FormatOption = Annotated[Format, typer.Option(help="json: exactly one document on stdout.")]
+WithModelOption = Annotated[
+    str | None, typer.Option("--model", metavar="MODEL", help="The model a PLAN will be used with, if not the one it names.")
+]
+
+
+@app.command()
+def check(
+    what: ModelOrPlanArgument,
+    tp_size: TpSizeOption = None,
+    model: WithModelOption = None,
+    auto_class: AutoClassOption = None,
+    device: DeviceOption = None,
+    purpose: PurposeOption = None,
+    dtype: DtypeOption = None,
+    depth: Annotated[Depth, typer.Option(help="static: no run of the model. shapes: run it without weights.")] = Depth.SHAPES,
+    output_format: Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")] = Format.TEXT,
+    trust_remote_code: TrustOption = False,
+) -> int:
+    """Say whether a model loads and runs at a tp_size, or whether a plan does, and what stands against it."""
+    from tpplan import api
+
+    try:
+        report = api.check(
+            what,
+            tp_size,
+            model=model,
+            auto_class=auto_class,
+            device=device,
+            purpose=purpose,
+            dtype=dtype,
+            depth=depth,
+            trust_remote_code=trust_remote_code,
+        )
+    except PlanError as error:
+        report = error.report
+    return _show(report, output_format)
+
+
+@app.command()
+def plan(
+    what: ModelArgument,
+    tp_size: TpSizeOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")] = None,
+    strategy: Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")] = Strategy.REPLICATE,
+    auto_class: AutoClassOption = None,
+    device: DeviceOption = None,
+    purpose: PurposeOption = None,
+    dtype: DtypeOption = None,
+    trust_remote_code: TrustOption = False,
+) -> int:
+    """Write a plan that passes, or say why none can."""
+    from tpplan import api
+    from tpplan.plan_document import write_atomically
+
+    request = _request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code)
+    try:
+        made, repaired = api.make_plan(request, strategy)
+        if output:
+            write_atomically(output, made.to_yaml())
+    except PlanError as error:
+        return _show(error.report, Format.TEXT, stream="stderr")
+    if not output:
+        sys.stdout.write(made.to_yaml())
+    _say_repair(repaired, output)
+    return 0
+
+
+@app.command()
+def compile(
+    what: ModelOrPlanArgument,
+    tp_size: TpSizeOption = None,
+    language: Annotated[Language, typer.Option("--as", help="What to emit.")] = Language.PYTHON,
+    strategy: Annotated[Strategy, typer.Option(help="For a MODEL: what becomes of a block that cannot be sharded.")] = Strategy.REPLICATE,
+    model: WithModelOption = None,
+    auto_class: AutoClassOption = None,
+    device: DeviceOption = None,
+    purpose: PurposeOption = None,
+    dtype: DtypeOption = None,
+    trust_remote_code: TrustOption = False,
+) -> int:
+    """Emit the DistributedConfig of a plan that passes, or of a model after its repair."""
+    from tpplan import api, compiled
+
+    request = _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code)
+    try:
+        subject = api.passing_subject(request, strategy)
+    except PlanError as error:
+        return _show(error.report, Format.TEXT, stream="stderr")
+    sys.stdout.write(compiled.as_json(subject) if language is Language.JSON else compiled.as_python(subject))
+    return 0
+
+
+@app.command()
+def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="A code such as TPP301, or its slug.")]) -> int:
+    """Print the page of a code."""
+    from tpplan.codes import CODES
+
+    by_slug = {entry.slug: number for number, entry in CODES.items()}
+    number = by_slug.get(code.lower(), code.upper())
+    if number not in CODES:
+        raise typer.BadParameter(f"there is no code {code!r}; the codes are {', '.join(CODES)}", param_hint="CODE")
+    entry = CODES[number]
+    _print(f"{number} {entry.slug} ({entry.severity}): {entry.title}\n\n{entry.page}\n")
+    return 0
+
+
+@app.command()
+def schema(name: Annotated[SchemaName, typer.Argument(help="Which schema.")] = SchemaName.PLAN) -> int:
+    """Print the JSON Schema of plan files, or of the report of `check --format json`."""
+    from importlib.resources import files
+
+    sys.stdout.write(files("tpplan").joinpath(f"{name}.schema.json").read_text(encoding="utf-8"))
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; the console script and `python -m tpplan` call this."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # The verdict is about CPU runs of the model's code; a chip, if there is one, is left to the launch.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    try:
+        return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted\n")
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        usage = _usage_message(error)
+        return _bad_usage(arguments, usage) if usage else _bug()
+
+
+def _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code) -> Request:
+    from tpplan.request import Request
+
+    return Request(
+        what=what,
+        tp_size=tp_size,
+        model=model,
+        auto_class=auto_class,
+        device=device,
+        purpose=purpose,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _show(report: Report, output_format: Format, stream: str = "stdout") -> int:
+    from tpplan import report as rendering
+
+    if output_format is Format.JSON:
+        sys.stdout.write(rendering.as_json(report))
+    else:
+        _print(rendering.as_text(report), stream)
+    return report.exit_code
+
+
+def _say_repair(repaired: Any, output: Path | None) -> None:
+    """On stderr: what the plan overrides and why, and what was run to prove it."""
+    from tpplan import report as rendering
+
+    for attempt in repaired.attempts:
+        block = attempt.block or "the model"
+        _print(f"{block}: cannot be sharded, {len(attempt.overrides)} rules overridden ({repaired.strategy})\n", "stderr")
+    if not repaired.attempts:
+        _print("the model's own plan passes as it is: no override\n", "stderr")
+    _print(rendering.as_text(repaired.judgement.report()), "stderr")
+    if output:
+        _print(f"written to {output}\n", "stderr")
+
+
+def _print(text: Any, stream: str = "stdout") -> None:
+    from rich.console import Console
+
+    Console(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False).print(text, end="")
+
+
+def _usage_message(error: Exception) -> str | None:
+    """The message of an error about the command line itself, whichever click typer carries; else None."""
+    return error.format_message() if hasattr(error, "format_message") and hasattr(error, "exit_code") else None
+
+
+def _bad_usage(arguments: list[str], message: str) -> int:
+    from tpplan.request import usage_error
+
+    wants_json = any(a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""]))
+    error = usage_error(message.rstrip("."), fix="tpplan --help lists the commands, tpplan COMMAND --help its options")
+    return _show(error.report, Format.JSON if wants_json else Format.TEXT, stream="stdout" if wants_json else "stderr")
+
+
+def _bug() -> int:
+    with tempfile.NamedTemporaryFile("w", prefix="tpplan-bug-", suffix=".log", delete=False, encoding="utf-8") as log:
+        traceback.print_exc(file=log)
+    sys.stderr.write(f"tpplan has a bug: {sys.exc_info()[1]!r}; the traceback is in {log.name}\n")
+    return 3

@@ -1,0 +1,250 @@
+"""The table of codes: every diagnostic that tpplan can give, with its page for `tpplan explain`.
+
+A number names its family (1xx files and input, 2xx names and styles, 3xx heads, shapes, ties and memory,
+4xx the shapes stage, 5xx numerics and launch, 9xx the environment) and is never used for anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """slug: stable short name. title: one line. page: what it means, why it matters, what to do."""
+
+    slug: str
+    severity: Severity
+    title: str
+    page: str
+
+
+def _error(slug: str, title: str, page: str) -> Code:
+    return Code(slug=slug, severity=Severity.ERROR, title=title, page=page)
+
+
+def _warning(slug: str, title: str, page: str) -> Code:
+    return Code(slug=slug, severity=Severity.WARNING, title=title, page=page)
+
+
+def _note(slug: str, title: str, page: str) -> Code:
+    return Code(slug=slug, severity=Severity.NOTE, title=title, page=page)
+
+
+CODES: dict[str, Code] = {
+    # 1xx: files and input
+    "TPP101": _error(
+        "file-unreadable",
+        "a file cannot be read as text",
+        "The file does not exist, is not a regular file, is larger than a plan or a config can be, or is not UTF-8. "
+        "Nothing was checked.",
+    ),
+    "TPP102": _error(
+        "yaml-syntax",
+        "the plan file is not YAML",
+        "The YAML parser stopped at the place shown. Plans are one mapping of plain scalars, lists and mappings.",
+    ),
+    "TPP103": _error(
+        "plan-schema",
+        "the plan file does not have the shape of a plan",
+        "A key is unknown, missing, or has the wrong type. `tpplan schema` prints the JSON Schema that plans are "
+        "checked against. Scalars are read as written: `010` and `no` are not numbers or booleans.",
+    ),
+    "TPP104": _error(
+        "duplicate-key",
+        "a key stands twice in one mapping",
+        "YAML readers keep the later of two equal keys without a word, so one of the two rules would silently vanish. "
+        "Keep one of them.",
+    ),
+    "TPP105": _error(
+        "yaml-refused",
+        "the plan file uses YAML that a plan never needs",
+        "Tags, anchors, aliases, merge keys, several documents, and nesting beyond a plan's depth are refused: plans "
+        "are data, and such constructs make a small file expensive or its meaning depend on the reader.",
+    ),
+    "TPP110": _error(
+        "config-unreadable",
+        "no config.json that can be parsed",
+        "MODEL must be a directory with a config.json, a config file, or a hub id. The file must hold one JSON object.",
+    ),
+    "TPP111": _error(
+        "unknown-model-type",
+        "the installed Transformers has no such model_type",
+        "The config names a model_type that the installed Transformers does not know. A newer Transformers may know "
+        "it; a model with its own code needs --trust-remote-code.",
+    ),
+    "TPP112": _error(
+        "config-field-missing",
+        "the config lacks a value that decides",
+        "Transformers would fill in the default of the model class without a word, and the verdict would be about "
+        "another model. Put the value into config.json.",
+    ),
+    "TPP113": _error(
+        "config-rejected",
+        "Transformers refuses the config",
+        "The config class of the installed Transformers raised on these values, as from_pretrained would.",
+    ),
+    "TPP114": _error(
+        "remote-code",
+        "the model brings its own code",
+        "The config names Python files of the model's repository (auto_map). They are run only with "
+        "--trust-remote-code; read them first.",
+    ),
+    "TPP115": _error(
+        "no-auto-class",
+        "no auto class loads this config",
+        "None of the auto classes that tpplan tries maps this config class to a model class. Name one with "
+        "--auto-class.",
+    ),
+    "TPP120": _error(
+        "stale-facts",
+        "the plan was made for another config",
+        "The plan carries the config values that it depends on, and the model's config has others now. What was "
+        "proven no longer holds; make the plan anew.",
+    ),
+    "TPP130": _error(
+        "bad-usage",
+        "the call makes no sense",
+        "An option is missing, contradicts the plan file, or has a value outside its range.",
+    ),
+    # 2xx: names and styles
+    "TPP201": _error(
+        "rule-matches-nothing",
+        "a rule names no module and no parameter",
+        "Transformers raises on an override key that names nothing in the class that is loaded. Keys carry the whole "
+        "path inside that class, with `*` for each layer number: `model.layers.*.self_attn.q_proj` for most causal "
+        "language models, `model.language_model.layers.*...` inside most multimodal wrappers.",
+    ),
+    "TPP202": _error(
+        "rule-names-one-layer",
+        "a rule names one layer and is never looked up",
+        "Transformers replaces the layer numbers of a module's name by `*` before it looks the name up, so a key with "
+        "a number in it is never found. Layers cannot be overridden one by one.",
+    ),
+    "TPP203": _error(
+        "unknown-style",
+        "the installed Transformers has no such style",
+        "Style names come from the installed Transformers (its registry of parallel styles). `replicate` exists from "
+        "5.21.1, `embedding_colwise` from 5.21.",
+    ),
+    "TPP205": _error(
+        "no-tp-plan",
+        "the model class has no tensor-parallel plan",
+        "Transformers raises when tp_size is above 1 and the model has no rules. Three ways to give it some: "
+        "`overrides` in a plan file, `base_model_tp_plan` on the config class, `_tp_plan` on the model class.",
+    ),
+    "TPP206": _error(
+        "key-value-alone",
+        "keys and values are gathered, queries are not",
+        "Each rank would hold all key/value heads but only its own query heads, and pair query head i with key/value "
+        "head i of the whole list instead of its own group. Nothing raises; the numbers are wrong. Only with one "
+        "key/value head is this right. Override q, k, v and o together.",
+    ),
+    "TPP207": _error(
+        "unpaired-projection",
+        "a projection is cut and its partner is not",
+        "A column-cut projection leaves its output split over ranks, so the projection that reads it must take split "
+        "input (rowwise); one that is left whole multiplies matrices of different widths.",
+    ),
+    "TPP208": _error(
+        "narrow-logits",
+        "the head leaves its logits split over ranks",
+        "With `colwise` on the output head each rank returns vocab_size / tp_size columns, and nothing raises. Use "
+        "`colwise_gather_output`.",
+    ),
+    # 3xx: heads, shapes, ties, memory
+    "TPP301": _error(
+        "kv-heads-split",
+        "tp_size cuts a key/value head",
+        "A column-cut key or value projection gives each rank its share of columns. When that share is not a whole "
+        "number of heads, the view into heads inside the attention fails in the forward; loading says nothing.",
+    ),
+    "TPP302": _error(
+        "query-heads-split",
+        "tp_size cuts a query head",
+        "A column-cut query projection gives each rank its share of columns. When that share is not a whole number of "
+        "heads, the view into heads inside the attention fails in the forward; loading says nothing.",
+    ),
+    "TPP303": _error(
+        "tied-styles-disagree",
+        "two tied weights have styles that disagree",
+        "Tied weights are one parameter and carry the placement of the embedding. A head whose style expects another "
+        "placement then fails or reads the wrong part.",
+    ),
+    "TPP304": _error(
+        "tied-weights-tpu",
+        "tied weights do not load on TPU with this Transformers",
+        "When both names of a tied pair are in the checkpoint, Transformers compares the two tensors. Before 5.23 it "
+        "did so with torch.equal on sharded tensors, a MIN all-reduce that the TPU backend cannot lower.",
+    ),
+    "TPP305": _warning(
+        "mostly-whole",
+        "the plan leaves most of the model whole on every rank",
+        "Every rank holds these parameters whole, so adding ranks does not save their memory. Rules for them can be "
+        "added as overrides; `bytes_per_rank` shows what a plan achieves against the ideal share.",
+    ),
+    "TPP306": _note(
+        "quantization-not-judged",
+        "the structure was judged without its quantization",
+        "The config has a quantization_config. Names, shapes and heads were judged on the unquantized model; whether "
+        "each rank's slice is a whole number of quantization blocks was not.",
+    ),
+    "TPP307": _note(
+        "default-value-counts",
+        "the config leaves a value to the class default",
+        "Transformers fills the value in from the config class when it loads the model, so the verdict uses it too.",
+    ),
+    "TPP308": _warning(
+        "head-arithmetic-disagrees",
+        "the head arithmetic says no, the model's own code runs",
+        "The model's code decides: the shapes stage ran it on the first and the last rank. The share of columns a "
+        "rank holds is not a whole number of heads, which this model does not need.",
+    ),
+    # 4xx: the shapes stage
+    "TPP401": _error(
+        "sharding-raises",
+        "sharding the model raises",
+        "Applying the resolved plan to the real model class raised, before any forward; from_pretrained would too.",
+    ),
+    "TPP402": _error(
+        "forward-raises",
+        "the sharded forward raises",
+        "The real model class, at full size and without weights, was sharded as one rank of tp_size and its forward "
+        "raised. The module named is the innermost one whose forward did not return.",
+    ),
+    "TPP403": _error(
+        "backward-raises",
+        "the sharded backward raises",
+        "The forward of the sharded model ran, its backward raised; training with this plan stops there.",
+    ),
+    "TPP404": _error(
+        "model-does-not-run",
+        "the model does not run even unsharded",
+        "The same way of running without weights fails on the unsharded model too, so nothing was learned about "
+        "tensor parallelism.",
+    ),
+    "TPP405": _error(
+        "no-repair",
+        "no override that tpplan knows makes it run",
+        "Each proposal was run and failed; the evidence is of the last one.",
+    ),
+    # 9xx: environment
+    "TPP901": _error(
+        "environment",
+        "a package is missing, too old, or has moved",
+        "tpplan needs torch and a Transformers from 5.19, with the internals that it names at its door.",
+    ),
+    "TPP902": _error(
+        "hub-unreachable",
+        "the config could not be fetched from the hub",
+        "There is no network, the id does not exist, or access needs a token. Give a directory with a config.json, or "
+        "fetch the config once with `hf download ID config.json`.",
+    ),
+}

@@ -1,0 +1,175 @@
+"""What tpplan says: a diagnostic, the outcome of a stage, and the report that holds both."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from tpplan.codes import CODES, Severity
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a diagnostic points, as exactly as is known.
+
+    file: path of the plan or config as the user gave it; line, column: 1-based.
+    rule: a key of the plan; module, parameter: dotted names inside the model.
+    """
+
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+    rule: str | None = None
+    module: str | None = None
+    parameter: str | None = None
+
+    def __str__(self) -> str:
+        position = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        name = self.parameter or self.module or self.rule
+        return " ".join(part for part in (position, name) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnostic:
+    """One fact about a plan or a model, with what proves it and the one action that mends it.
+
+    code: a key of `tpplan.codes.CODES`. message: the fact and its consequence, lower case, one sentence.
+    evidence: values read or measured, with their source. fix: one exact action, or empty where there is none.
+    severity: taken from the table of codes unless given.
+    """
+
+    code: str
+    message: str
+    where: Place = Place()
+    evidence: str = ""
+    fix: str = ""
+    severity: Severity | None = None
+
+    def __post_init__(self) -> None:
+        if self.severity is None:
+            object.__setattr__(self, "severity", CODES[self.code].severity)
+
+    @property
+    def slug(self) -> str:
+        return CODES[self.code].slug
+
+    def to_dict(self) -> dict:
+        return {
+            "code": self.code,
+            "slug": self.slug,
+            "severity": str(self.severity),
+            "message": self.message,
+            "where": {key: value for key, value in asdict(self.where).items() if value is not None},
+            "evidence": self.evidence,
+            "fix": self.fix,
+        }
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not-run"
+
+
+class Verdict(StrEnum):
+    PASS = "pass"
+    FAIL = "fail"
+    INCOMPLETE = "incomplete"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The outcome of one stage. reason: why it did not run, or what it ran when that needs saying."""
+
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict:
+        shown = {"status": str(self.status), "seconds": round(self.seconds, 3)}
+        return shown | ({"reason": self.reason} if self.reason else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytesPerRank:
+    """Parameter bytes under a plan.
+
+    parameters: on the rank that holds most. whole: the part of it that every rank holds whole.
+    ideal: all parameter bytes (a tied pair counted once) divided by tp_size, rounded up.
+    """
+
+    parameters: int
+    whole: int
+    ideal: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything that one check found. `verdict` follows from stages and diagnostics alone."""
+
+    model: str
+    tp_size: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, Stage] = field(default_factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()
+    bytes_per_rank: BytesPerRank | None = None
+    overrides: dict[str, str] = field(default_factory=dict)
+    unreadable: bool = False
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self.diagnostics if d.severity is Severity.ERROR)
+
+    @property
+    def verdict(self) -> Verdict:
+        """`fail` if anything failed, else `incomplete` if a stage asked for did not run, else `pass`."""
+        statuses = {stage.status for stage in self.stages.values()}
+        if self.unreadable:
+            return Verdict.INCOMPLETE
+        if self.errors or Status.FAILED in statuses:
+            return Verdict.FAIL
+        if Status.NOT_RUN in statuses or not statuses:
+            return Verdict.INCOMPLETE
+        return Verdict.PASS
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass, 1 the plan or model has errors or a stage could not run, 2 unreadable input."""
+        if self.unreadable:
+            return 2
+        return 0 if self.verdict is Verdict.PASS else 1
+
+    def to_dict(self) -> dict:
+        return {
+            "verdict": str(self.verdict),
+            "model": self.model,
+            "tp_size": self.tp_size,
+            "versions": dict(self.versions),
+            "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
+            "diagnostics": [diagnostic.to_dict() for diagnostic in self.diagnostics],
+            "bytes_per_rank": asdict(self.bytes_per_rank) if self.bytes_per_rank else None,
+            "overrides": dict(self.overrides),
+        }
+
+
+class PlanError(Exception):
+    """No plan works, or the one given does not; `report` says why.
+
+    Raised by the library calls where the command line would exit with 1.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        shown = report.errors or report.diagnostics
+        super().__init__("\n".join(f"{d.code} {d.slug}: {d.message}" for d in shown) or f"verdict {report.verdict}")
+
+
+class InputError(PlanError):
+    """The model or the plan cannot be read, or the call makes no sense (command line: exit code 2)."""
+
+    def __init__(self, *diagnostics: Diagnostic, model: str = "", tp_size: int | None = None) -> None:
+        super().__init__(Report(model=model, tp_size=tp_size, diagnostics=diagnostics, unreadable=True))
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        return self.report.diagnostics

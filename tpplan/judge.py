@@ -1,0 +1,130 @@
+"""One plan on one model: run the static checks and the stages asked for, and gather what they say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tpplan import checks
+from tpplan.checks.memory import bytes_per_rank, check_whole
+from tpplan.checks.subject import Subject
+from tpplan.codes import Severity
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
+from tpplan.model.internals import versions
+from tpplan.shapes import Outcome, Phase, run_shapes
+
+HEAD_CODES = ("TPP301", "TPP302")
+PHASE_CODES = {Phase.SHARDING: "TPP401", Phase.FORWARD: "TPP402", Phase.BACKWARD: "TPP403"}
+PHASE_WORDS = {
+    Phase.SHARDING: "sharding the model raises",
+    Phase.FORWARD: "the sharded forward raises",
+    Phase.BACKWARD: "the sharded backward raises",
+}
+
+
+class Depth(StrEnum):
+    """How far to go; each depth includes the ones before."""
+
+    STATIC = "static"
+    SHAPES = "shapes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the stages said about one subject. outcome: of the shapes stage, None when it did not run."""
+
+    subject: Subject
+    stages: dict[str, Stage]
+    diagnostics: tuple[Diagnostic, ...]
+    outcome: Outcome | None = None
+    share: BytesPerRank | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.report().exit_code == 0
+
+    def report(self) -> Report:
+        return Report(
+            model=self.subject.spec.source.name,
+            tp_size=self.subject.sharding.tp_size,
+            versions=versions(),
+            stages=self.stages,
+            diagnostics=self.diagnostics,
+            bytes_per_rank=self.share,
+            overrides=dict(sorted(self.subject.sharding.overrides.items())),
+        )
+
+
+def judge(subject: Subject, depth: Depth = Depth.SHAPES) -> Judgement:
+    """Run every stage up to `depth` on `subject`. Raises nothing for what is wrong with the plan or the model."""
+    started = time.perf_counter()
+    rejected = checks.rejections(subject)
+    diagnostics = rejected + checks.findings(subject)
+    seconds = time.perf_counter() - started
+    if rejected or depth is Depth.STATIC:
+        stages = {"static": _static_stage(diagnostics, seconds)}
+        if depth is not Depth.STATIC:
+            codes = ", ".join(sorted({diagnostic.code for diagnostic in rejected}))
+            stages["shapes"] = Stage(status=Status.NOT_RUN, reason=f"Transformers rejects the plan ({codes})")
+        return Judgement(subject=subject, stages=stages, diagnostics=_sorted(diagnostics))
+    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
+    diagnostics = _reconcile(diagnostics, outcome)
+    share = bytes_per_rank(subject, outcome.local_sizes) if outcome.local_sizes else None
+    if share:
+        diagnostics += check_whole(subject, outcome.local_sizes)
+    stages = {"static": _static_stage(diagnostics, seconds), "shapes": _shapes_stage(outcome)}
+    if outcome.stop:
+        diagnostics.append(stop_diagnostic(subject, outcome))
+    return Judgement(
+        subject=subject, stages=stages, diagnostics=_sorted(diagnostics), outcome=outcome, share=share
+    )
+
+
+def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
+    """The failure of the shapes stage: the first module that stops, with torch's own error as evidence."""
+    stop = outcome.stop
+    assert stop is not None
+    where = f" in {stop.module}" if stop.module and stop.phase is not Phase.BACKWARD else ""
+    after = f"; the last module to get its gradient was {stop.module}" if stop.phase is Phase.BACKWARD else ""
+    return Diagnostic(
+        code=PHASE_CODES[stop.phase],
+        message=f"{PHASE_WORDS[stop.phase]}{where} on rank {stop.rank} of {subject.sharding.tp_size}{after}",
+        where=Place(file=subject.spec.source.name, module=stop.module),
+        evidence=stop.error,
+    )
+
+
+def _reconcile(diagnostics: list[Diagnostic], outcome: Outcome) -> list[Diagnostic]:
+    """The model's own code decides over the head arithmetic: where it ran, the arithmetic is only a warning."""
+    if not outcome.passed:
+        return diagnostics
+    return [
+        replace(diagnostic, code="TPP308", severity=Severity.WARNING, message=f"{diagnostic.message}; yet it runs")
+        if diagnostic.code in HEAD_CODES
+        else diagnostic
+        for diagnostic in diagnostics
+    ]
+
+
+def _static_stage(diagnostics: Iterable[Diagnostic], seconds: float) -> Stage:
+    failed = any(diagnostic.severity is Severity.ERROR for diagnostic in diagnostics)
+    return Stage(status=Status.FAILED if failed else Status.PASSED, seconds=seconds)
+
+
+def _shapes_stage(outcome: Outcome) -> Stage:
+    if outcome.not_run:
+        return Stage(status=Status.NOT_RUN, reason=outcome.not_run, seconds=outcome.seconds)
+    status = Status.PASSED if outcome.passed else Status.FAILED
+    return Stage(status=status, seconds=outcome.seconds)
+
+
+def _sorted(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+    return tuple(
+        sorted(
+            diagnostics,
+            key=lambda d: (order[d.severity], d.where.line or 0, d.where.column or 0, d.code, str(d.where), d.message),
+        )
+    )

@@ -1,0 +1,322 @@
+"""From a raw config to the config object, the auto class and the facts that a plan depends on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.model.internals import environment_error
+from tpplan.source import CONFIG_NAME, Source
+
+# Auto classes that load a model for text generation, in the order in which they are tried.
+AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForMultimodalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModel",
+)
+# Values without which a config describes no particular model; the class default would be another model's.
+DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+# Values that change neither names, shapes, placement nor the code that runs: no plan depends on them.
+INCIDENTAL_FIELDS = frozenset(
+    """_name_or_path architectures auto_map transformers_version dtype torch_dtype use_cache initializer_range
+    initializer_factor bos_token_id eos_token_id pad_token_id decoder_start_token_id sep_token_id output_attentions
+    output_hidden_states return_dict chunk_size_feed_forward id2label label2id problem_type quantization_config
+    distributed_config attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop router_aux_loss_coef
+    output_router_logits pretraining_tp use_return_dict bos_token eos_token pad_token unk_token _attn_implementation
+    quantization finetuning_task task_specific_params""".split()
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """Everything needed to build a model's class without weights.
+
+    config: the config object, without its quantization. auto_class: name of the auto class that loads it.
+    dtype: the dtype the parameters would have, as torch names it. quantization: the quant_method of the checkpoint.
+    """
+
+    source: Source
+    config: Any
+    auto_class: str
+    dtype: str
+    quantization: str | None = None
+    trust_remote_code: bool = False
+
+
+def load_spec(
+    source: Source, *, auto_class: str | None = None, dtype: str | None = None, trust_remote_code: bool = False
+) -> ModelSpec:
+    """The spec of the model in `source`.
+
+    Raises InputError: TPP111 to TPP115 when Transformers cannot load this config, TPP130 for an auto class that
+    does not exist.
+    """
+    raw, quantization = _without_quantization(source.config)
+    config = _build_config(source, raw, trust_remote_code)
+    _require_deciding_fields(source, raw, config)
+    return ModelSpec(
+        source=source,
+        config=config,
+        auto_class=_find_auto_class(source, config, auto_class, trust_remote_code),
+        dtype=dtype or _dtype_of(config),
+        quantization=quantization,
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def facts_of(config: Any) -> dict:
+    """The config values that a plan depends on: those that differ from the class default and are not incidental.
+
+    A config built from them has the same structure as `config`. Plain JSON values, nested as in config.json.
+    """
+    # JSON turns tuples into lists and keys into strings, as they are when read back.
+    kept = _keep_structural(json.loads(json.dumps(config.to_diff_dict(), default=str)))
+    return {"model_type": config.model_type} | kept
+
+
+def changed_facts(facts: dict, config: Any) -> list[str]:
+    """Dotted names of the values in which the model described by `facts` differs from `config`, with both values."""
+    made_for = facts_of(_read_config({**facts}))
+    return list(_differences(made_for, facts_of(config)))
+
+
+def text_config(config: Any) -> Any:
+    """The part of the config that describes the language model (the config itself when it is not nested)."""
+    return config.get_text_config(decoder=True)
+
+
+def text_config_name(config: Any) -> str:
+    """Where the language model's values stand in config.json: `config.json` or the name of the nested config."""
+    text = text_config(config)
+    if text is config:
+        return CONFIG_NAME
+    names = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is text]
+    return names[0] if names else "the nested text config"
+
+
+def config_value(config: Any, name: str) -> Any:
+    """The value of a config attribute, or None when it has none or holds one per layer.
+
+    Heterogeneous configs raise a RuntimeError of their own for values that differ by layer.
+    """
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
+def defaulted(source: Source, config: Any, name: str) -> bool:
+    """Whether `name` of the language model's config came from the class default and not from the file."""
+    raw = source.config
+    if text_config(config) is not config:
+        raw = raw.get(text_config_name(config))
+        raw = raw if isinstance(raw, dict) else {}
+    return name not in raw and type(config).attribute_map.get(name, name) not in raw
+
+
+def _without_quantization(raw: dict) -> tuple[dict, str | None]:
+    """The config without any quantization_config, nested ones included, and the method that was named."""
+    method = None
+    kept = {}
+    for key, value in raw.items():
+        if key == "quantization_config" and value:
+            method = str(value.get("quant_method", "unnamed")) if isinstance(value, dict) else "unnamed"
+        elif isinstance(value, dict):
+            kept[key], nested = _without_quantization(value)
+            method = method or nested
+        else:
+            kept[key] = value
+    return kept, method
+
+
+def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
+    place = Place(file=source.config_file or source.name)
+    auto_map = raw.get("auto_map") or {}
+    if trust_remote_code and "AutoConfig" in auto_map:
+        from transformers import AutoConfig
+
+        origin = str(source.directory) if source.directory else source.name
+        try:
+            return AutoConfig.from_pretrained(origin, trust_remote_code=True)
+        except Exception as error:  # the repository's own code may raise anything
+            raise _rejected(source, place, error) from error
+    model_type = raw.get("model_type")
+    if not model_type:
+        raise _input_error(
+            source,
+            code="TPP112",
+            message="the config has no model_type, so Transformers cannot tell which model it is",
+            where=place,
+            fix="put model_type into config.json",
+        )
+    known = _known_model_types()
+    if model_type not in known:
+        raise _unknown_type(source, place, model_type, known, bool(auto_map))
+    try:
+        return _read_config(raw)
+    except Exception as error:  # config classes validate with exceptions of many kinds
+        raise _rejected(source, place, error) from error
+
+
+def _read_config(raw: dict) -> Any:
+    """The config as AutoConfig reads it from a file, so that its own rules (mistral to ministral) hold."""
+    from transformers import AutoConfig
+
+    raw = {key: value for key, value in raw.items() if key != "auto_map"}
+    with tempfile.TemporaryDirectory(prefix="tpplan-") as directory:
+        (Path(directory) / CONFIG_NAME).write_text(json.dumps(raw), encoding="utf-8")
+        return AutoConfig.from_pretrained(directory)
+
+
+def _known_model_types() -> list[str]:
+    try:
+        from transformers import CONFIG_MAPPING
+    except ImportError as error:
+        raise environment_error("Transformers cannot be imported", evidence=str(error)) from error
+    return list(CONFIG_MAPPING.keys())
+
+
+def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str], has_code: bool) -> InputError:
+    if has_code:
+        return _input_error(
+            source,
+            code="TPP114",
+            message=f"model_type {model_type!r} is not in the installed Transformers and the model brings its own code",
+            where=place,
+            evidence="auto_map names " + ", ".join(sorted(map(str, source.config["auto_map"].values()))[:3]),
+            fix="read that code, then give --trust-remote-code",
+        )
+    nearest = difflib.get_close_matches(str(model_type), known, n=1)
+    from tpplan.model.internals import versions
+
+    return _input_error(
+        source,
+        code="TPP111",
+        message=f"the installed Transformers has no model_type {model_type!r}",
+        where=place,
+        evidence=f"Transformers {versions().get('transformers')} knows {len(known)} model types",
+        fix=f"did you mean {nearest[0]!r}?" if nearest else "install a Transformers release that has it",
+    )
+
+
+def _rejected(source: Source, place: Place, error: Exception) -> InputError:
+    return _input_error(
+        source,
+        code="TPP113",
+        message="Transformers refuses this config, and from_pretrained would too",
+        where=place,
+        evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+        fix="correct the value in config.json",
+    )
+
+
+def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
+    """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
+    if getattr(config, "sub_configs", None):
+        return
+    names = type(config).attribute_map
+    missing = [
+        names.get(field, field)
+        for field in DECIDING_FIELDS
+        if field not in raw and names.get(field, field) not in raw and config_value(config, field) is not None
+    ]
+    if missing:
+        raise _input_error(
+            source,
+            code="TPP112",
+            message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} are another model's",
+            where=Place(file=source.config_file or source.name),
+            evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
+            fix="put the model's own values into config.json",
+        )
+
+
+def _find_auto_class(source: Source, config: Any, requested: str | None, trust_remote_code: bool) -> str:
+    if requested is not None:
+        return _check_auto_class(source, config, requested, trust_remote_code)
+    fitting = [name for name in AUTO_CLASSES if _classes_for(name, config)]
+    if trust_remote_code:
+        remote = config_value(config, "auto_map") or {}
+        fitting += [name for name in AUTO_CLASSES if name in remote]
+    if not fitting:
+        raise _input_error(
+            source,
+            code="TPP115",
+            message=f"no auto class that tpplan tries loads {type(config).__name__}",
+            where=Place(file=source.config_file or source.name),
+            evidence="tried " + ", ".join(AUTO_CLASSES),
+            fix="name the auto class with --auto-class",
+        )
+    architectures = config_value(config, "architectures") or []
+    for name in fitting:
+        if {cls.__name__ for cls in _classes_for(name, config)} & set(architectures):
+            return name
+    return fitting[0]
+
+
+def _check_auto_class(source: Source, config: Any, name: str, trust_remote_code: bool) -> str:
+    import transformers
+
+    if not (name.startswith("AutoModel") and hasattr(transformers, name)):
+        raise _input_error(
+            source,
+            code="TPP130",
+            message=f"Transformers has no auto class {name!r}",
+            fix=f"give one of {', '.join(AUTO_CLASSES)}",
+        )
+    remote = (config_value(config, "auto_map") or {}) if trust_remote_code else {}
+    if not _classes_for(name, config) and name not in remote:
+        raise _input_error(
+            source,
+            code="TPP115",
+            message=f"{name} does not load {type(config).__name__}",
+            where=Place(file=source.config_file or source.name),
+            fix="leave --auto-class out, and it is found from the config",
+        )
+    return name
+
+
+def _classes_for(auto_class: str, config: Any) -> tuple[type, ...]:
+    """The model classes that `auto_class` maps this config class to."""
+    import transformers
+
+    mapping = getattr(getattr(transformers, auto_class, None), "_model_mapping", {})
+    if type(config) not in mapping:
+        return ()
+    found = mapping[type(config)]
+    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
+
+
+def _dtype_of(config: Any) -> str:
+    """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
+    dtype = config_value(config, "dtype") or config_value(text_config(config), "dtype")
+    return str(dtype).removeprefix("torch.") if dtype else "float32"
+
+
+def _keep_structural(values: dict) -> dict:
+    return {
+        key: _keep_structural(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key not in INCIDENTAL_FIELDS and not key.endswith(("_token_id", "_token_index"))
+    }
+
+
+def _differences(old: Any, new: Any, name: str = "") -> Iterable[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield f"{name}: the plan has {json.dumps(old)}, the config {json.dumps(new)}"
+
+
+def _input_error(source: Source, **fields: Any) -> InputError:
+    return InputError(Diagnostic(**fields), model=source.name)

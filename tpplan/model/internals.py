@@ -1,0 +1,102 @@
+"""What tpplan uses of Transformers and torch beyond their public interfaces, probed once and named in one place.
+
+`tests/test_internals.py` fails when an installed release moves one of these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from functools import cache
+from types import ModuleType, SimpleNamespace
+
+from tpplan.diagnostics import Diagnostic, PlanError, Report
+
+OLDEST_TRANSFORMERS = (5, 19)
+PACKAGES = ("torch", "transformers", "accelerate", "torch_tpu")
+
+# name here -> the attribute and the modules that have held it, newest first; the comment says who uses it.
+PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
+    # plan keys and styles: the checks and the planner
+    "styles": ("ALL_PARALLEL_STYLES", ("transformers.distributed.tensor_parallel",)),
+    "wildcard": ("replace_layer_number_by_wildcard", ("transformers.distributed.tensor_parallel",)),
+    "style_of": (
+        "_get_parameter_plan",
+        ("transformers.distributed.parallel_utils", "transformers.distributed.tensor_parallel"),
+    ),
+    # prepare_distribute_model and maybe_distribute_model: sharding a skeleton
+    "mixin": ("DistributedMixin", ("transformers.distributed.mixin",)),
+    "no_tie_weights": ("no_tie_weights", ("transformers.initialization",)),
+    # ranks that do not exist, and weights that hold no memory
+    "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),
+    "FakeTensorMode": ("FakeTensorMode", ("torch._subclasses.fake_tensor",)),
+    "DataDependentOutput": ("DataDependentOutputException", ("torch._subclasses.fake_tensor",)),
+    "DynamicOutputShape": ("DynamicOutputShapeException", ("torch._subclasses.fake_tensor",)),
+    "UnsupportedFakeTensor": ("UnsupportedFakeTensorException", ("torch._subclasses.fake_tensor",)),
+    "UnsupportedOperator": ("UnsupportedOperatorException", ("torch._subclasses.fake_tensor",)),
+}
+
+
+def versions() -> dict[str, str]:
+    """Installed versions by package, without importing them; packages that are not installed are left out."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def transformers_version() -> tuple[int, ...]:
+    """The installed Transformers as (major, minor, patch), development suffixes dropped."""
+    from packaging.version import Version
+
+    return Version(importlib.metadata.version("transformers")).release
+
+
+def has_uneven_gather() -> bool:
+    """Whether a gathered output may be uneven: `validate_param` of colwise refused it before 5.21."""
+    return transformers_version() >= (5, 21)
+
+
+@cache
+def internals() -> SimpleNamespace:
+    """Every internal that tpplan relies on, by the names of PROBES.
+
+    Raises PlanError TPP901, naming all that the installed release lacks.
+    """
+    found, missing = {}, []
+    for name, (attribute, modules) in PROBES.items():
+        holders = [module for module in map(_import, modules) if hasattr(module, attribute)]
+        if holders:
+            found[name] = getattr(holders[0], attribute)
+        else:
+            missing.append(f"{modules[0]}.{attribute}")
+    for method in ("prepare_distribute_model", "maybe_distribute_model"):
+        if "mixin" in found and not hasattr(found["mixin"], method):
+            missing.append(f"DistributedMixin.{method}")
+    if missing:
+        raise environment_error(
+            "the installed torch and Transformers lack what tpplan needs, so nothing was checked",
+            evidence="missing: " + "; ".join(missing) + "; installed: " + _installed(),
+        )
+    return SimpleNamespace(**found)
+
+
+def _import(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None  # the caller reports the attribute as missing, with the installed versions
+
+
+def environment_error(message: str, evidence: str = "", fix: str = "") -> PlanError:
+    """A PlanError with TPP901."""
+    fix = fix or "install the tested set of versions with tpplan's constraints.txt"
+    diagnostic = Diagnostic(code="TPP901", message=message, evidence=evidence, fix=fix)
+    return PlanError(Report(model="", versions=versions(), diagnostics=(diagnostic,)))
+
+
+def _installed() -> str:
+    return ", ".join(f"{package} {version}" for package, version in versions().items()) or "none"

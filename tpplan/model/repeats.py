@@ -1,0 +1,116 @@
+"""Layers that are alike are run once: a layer's result is used again for each later layer that is the same.
+
+Two layers are the same when their modules, attributes, parameter shapes and placements are equal (their index apart)
+and they are called with arguments of the same shapes. Anything that differs is run.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# Attributes that tell a layer its place; they select cache slots and nothing else.
+POSITION_ATTRIBUTES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_number", "block_idx"})
+
+
+@contextmanager
+def run_repeats_once(model: Any, *, enabled: bool = True) -> Iterator[set[int]]:
+    """Replace, while the context lasts, the forward of every layer that repeats an earlier one in its list.
+
+    Yields the ids of the modules inside such layers. They never run: where a call of theirs has other shapes than
+    every call before, the first layer of their kind runs again with those.
+    """
+    skipped: set[int] = set()
+    if not enabled:
+        yield skipped
+        return
+    import torch
+
+    replaced = []
+    for modules in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
+        if id(modules) in skipped:
+            continue
+        first_of: dict[Any, _Shared] = {}
+        for layer in modules:
+            signature = _signature(layer)
+            if signature in first_of:
+                skipped.update(id(module) for module in layer.modules())
+            else:
+                first_of[signature] = _Shared(layer)
+            replaced.append((layer, vars(layer).get("forward")))
+            layer.forward = first_of[signature].run
+    try:
+        yield skipped
+    finally:
+        for layer, forward in reversed(replaced):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+class _Shared:
+    """One real layer that answers for all that are the same, once for each shape of call."""
+
+    def __init__(self, layer: Any) -> None:
+        self._forward = layer.forward
+        self._results: dict[Any, Any] = {}
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        call = _call_signature((args, kwargs))
+        if call not in self._results:
+            self._results[call] = self._forward(*args, **kwargs)
+        return self._results[call]
+
+
+def _signature(layer: Any) -> Any:
+    """Everything that decides what a layer does, as nested tuples."""
+    return tuple((name, type(module), _attributes(module), _tensors(module)) for name, module in layer.named_modules())
+
+
+def _attributes(module: Any) -> tuple:
+    return tuple(
+        (name, _value(value))
+        for name, value in sorted(vars(module).items())
+        if not name.startswith("_") and name not in POSITION_ATTRIBUTES and name != "forward"
+    )
+
+
+def _value(value: Any) -> Any:
+    """A value to compare attributes by; objects are the same only when they are one object."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(_value(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((str(key), _value(item)) for key, item in value.items())
+    if isinstance(value, functools.partial):
+        return (_value(value.func), _value(value.args), _value(value.keywords))
+    if inspect.ismethod(value):
+        return (value.__qualname__, type(value.__self__))
+    return id(value)
+
+
+def _tensors(module: Any) -> tuple:
+    own = [*module._parameters.items(), *module._buffers.items()]
+    return tuple(
+        (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype, str(getattr(tensor, "placements", ""))))
+        for name, tensor in own
+    )
+
+
+def _call_signature(value: Any) -> Any:
+    """Shapes, dtypes and plain values of a call's arguments; other objects count by their type."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return (type(value).__name__, tuple(value.shape), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(_call_signature(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((str(key), _call_signature(item)) for key, item in value.items())
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return type(value).__name__

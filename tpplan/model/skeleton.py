@@ -1,0 +1,159 @@
+"""The model without weights: names, shapes, ties and default rules, and the same model cut by Transformers itself."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tpplan.model.config import ModelSpec
+from tpplan.model.internals import internals
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What a DistributedConfig is made from. Overrides are rule -> style, rules as Transformers spells them."""
+
+    tp_size: int
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    ep_size: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of transformers.DistributedConfig. Empty overrides are left out: `{}` means no rule at all."""
+        arguments: dict[str, Any] = {"tp_size": self.tp_size}
+        if self.overrides:
+            arguments["tp_plan"] = dict(sorted(self.overrides.items()))
+        if self.ep_size:
+            arguments["ep_size"] = self.ep_size
+        return arguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter of the whole model. shape: unsharded. bytes: of all its elements in the spec's dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skeleton:
+    """The structure of a model's class at full size.
+
+    model: the torch module on the meta device, never run. default_plan: the rules the class ships, rule -> style.
+    expert_plan: its expert-parallel rules. rules: every key a rule may have (names with `*` for layer numbers).
+    ties: parameter -> the parameter it is tied to. parameters: by name, each tied pair once.
+    """
+
+    class_name: str
+    model: Any
+    default_plan: Mapping[str, str]
+    expert_plan: Mapping[str, str]
+    rules: frozenset[str]
+    ties: Mapping[str, str]
+    parameters: Mapping[str, Parameter]
+
+    def plan(self, overrides: Mapping[str, str]) -> dict[str, str]:
+        """The resolved plan: the default rules with the overrides over them."""
+        return {**self.default_plan, **overrides}
+
+    @property
+    def bytes(self) -> int:
+        return sum(parameter.bytes for parameter in self.parameters.values())
+
+
+def build_skeleton(spec: ModelSpec) -> Skeleton:
+    """The skeleton of the model that `spec` describes. Loads the model's class; allocates no weight."""
+    import torch
+
+    model = build_on_meta(spec)
+    itemsize = getattr(torch, spec.dtype).itemsize
+    ties = {**(model.all_tied_weights_keys or {})}
+    named = dict(model.named_parameters())
+    modules = dict(model.named_modules())
+    wildcard = internals().wildcard
+    return Skeleton(
+        class_name=type(model).__name__,
+        model=model,
+        default_plan=dict(model.tp_plan or {}),
+        expert_plan=dict(model.ep_plan or {}),
+        rules=frozenset(wildcard(name) for name in (*modules, *named) if name),
+        ties=ties,
+        parameters={
+            name: Parameter(name=name, shape=tuple(tensor.shape), bytes=tensor.numel() * itemsize)
+            for name, tensor in named.items()
+            if name not in ties
+        },
+    )
+
+
+def build_on_meta(spec: ModelSpec) -> Any:
+    """The model's class on the meta device, weights not tied yet: the state in which from_pretrained shards it.
+
+    Always in bfloat16: the dtype changes no shape, and some kernels have no other shape function.
+    """
+    import torch
+    import transformers
+
+    known = internals()  # imported before the meta device is the default
+    auto_class = getattr(transformers, spec.auto_class)
+    extra = {"trust_remote_code": True} if spec.trust_remote_code else {}
+    with torch.device("meta"), known.no_tie_weights(), quiet():
+        # from_config writes into the config that it is given
+        return auto_class.from_config(copy.deepcopy(spec.config), dtype=torch.bfloat16, **extra)
+
+
+def shard(model: Any, sharding: Sharding) -> Any:
+    """Cut `model` (on meta, not tied) as from_pretrained does for this rank, then tie it.
+
+    Must run inside `ranks.fake_rank`. Raises what Transformers raises.
+    """
+    from transformers import DistributedConfig
+
+    with quiet():
+        config, _, mesh = type(model).prepare_distribute_model(DistributedConfig(**sharding.arguments()))
+        model = type(model).maybe_distribute_model(model, config, mesh)
+        tie(model)
+    return model
+
+
+def tie(model: Any) -> None:
+    """Tie the weights by the mapping that the model computed when it was built."""
+    model.tie_weights(recompute_mapping=False)
+
+
+def wildcard(name: str) -> str:
+    """`name` with layer numbers replaced by `*`, as Transformers replaces them before it looks a name up."""
+    return internals().wildcard(name)
+
+
+def style_of(name: str, plan: Mapping[str, str], *, is_parameter: bool) -> str | None:
+    """The style that Transformers finds for a module or parameter of this name, or None."""
+    return internals().style_of(name, plan, is_weight=is_parameter)
+
+
+def known_styles() -> tuple[str, ...]:
+    """Names of the parallel styles of the installed Transformers, sorted."""
+    return tuple(sorted(internals().styles.keys()))
+
+
+@contextmanager
+def quiet():
+    """Keep the libraries' logs and warnings off stderr: diagnostics say it, or it is about weights that are not there."""
+    import logging
+    import warnings
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

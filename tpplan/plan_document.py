@@ -1,0 +1,1 @@
+from tpplan.plan import *

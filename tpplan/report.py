@@ -1,0 +1,65 @@
+"""A report as text for people or as one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tpplan.codes import Severity
+from tpplan.diagnostics import Diagnostic, Report, Status
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+SEVERITY_STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.NOTE: "bold cyan"}
+STATUS_STYLE = {Status.PASSED: "green", Status.FAILED: "red", Status.NOT_RUN: "yellow"}
+VERDICT_STYLE = {"pass": "bold green", "fail": "bold red", "incomplete": "bold yellow"}
+
+
+def as_json(report: Report) -> str:
+    """The report as JSON, in the shape of report.schema.json, with a newline at the end."""
+    return json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_text(report: Report) -> Text:
+    """The report for a terminal: diagnostics, then stages, bytes and the verdict."""
+    from rich.text import Text
+
+    text = Text()
+    for diagnostic in report.diagnostics:
+        text.append_text(diagnostic_text(diagnostic))
+    for name, stage in report.stages.items():
+        text.append(f"{name:<8} ")
+        text.append(f"{stage.status:<8}", style=STATUS_STYLE[stage.status])
+        text.append(f" {stage.seconds:.2f} s")
+        text.append(f"  {stage.reason}\n" if stage.reason else "\n")
+    if report.bytes_per_rank:
+        share = report.bytes_per_rank
+        text.append(f"bytes    {gib(share.parameters)} of parameters a rank, {gib(share.whole)} of it whole on every rank;")
+        text.append(f" an even split is {gib(share.ideal)}\n")
+    text.append("verdict  ")
+    text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
+    size = f" at tp_size {report.tp_size}" if report.tp_size else ""
+    text.append(f": {report.model}{size}\n" if report.model else "\n")
+    return text
+
+
+def diagnostic_text(diagnostic: Diagnostic) -> Text:
+    """`place: severity CODE slug: message`, then the evidence and the fix on lines of their own."""
+    from rich.text import Text
+
+    text = Text()
+    place = str(diagnostic.where)
+    text.append(f"{place}: " if place else "")
+    text.append(str(diagnostic.severity), style=SEVERITY_STYLE[diagnostic.severity])
+    text.append(f" {diagnostic.code} {diagnostic.slug}: {diagnostic.message}\n")
+    if diagnostic.evidence:
+        text.append(f"  evidence: {diagnostic.evidence}\n", style="dim")
+    if diagnostic.fix:
+        text.append(f"  fix: {diagnostic.fix}\n")
+    return text
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB."""
+    return f"{size / 2**30:.2f} GiB"

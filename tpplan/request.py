@@ -1,0 +1,141 @@
+"""From what a caller asks for to the Subject that the stages judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import Diagnostic, InputError
+from tpplan.model.config import facts_of, load_spec
+from tpplan.model.skeleton import Sharding, build_skeleton
+from tpplan.plan_document import Plan, Target
+from tpplan.plan_file import PlanFile, read_plan
+from tpplan.source import Source, read_source
+from tpplan.targets import DEVICES, MAX_TP_SIZE
+
+PLAN_SUFFIXES = (".yaml", ".yml")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+class Purpose(StrEnum):
+    INFERENCE = "inference"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One call, before anything is read. None means: what the plan says, or else the default.
+
+    what: a model (directory, config file, hub id), a plan file, or a Plan. model: the model that a plan will be used
+    with, when it is not the one that the plan names.
+    """
+
+    what: str | os.PathLike[str] | Plan
+    tp_size: int | None = None
+    model: str | None = None
+    auto_class: str | None = None
+    device: str | None = None
+    purpose: str | None = None
+    dtype: str | None = None
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    trust_remote_code: bool = False
+
+    @property
+    def is_plan(self) -> bool:
+        return isinstance(self.what, Plan) or str(self.what).endswith(PLAN_SUFFIXES)
+
+
+def open_request(request: Request) -> Subject:
+    """The subject of `request`, with the config read and the model's skeleton built.
+
+    Raises InputError for what cannot be read and for values that make no sense, PlanError (TPP901) when the
+    installed packages do not serve.
+    """
+    _check_values(request)
+    return _open_plan(request) if request.is_plan else _open_model(request)
+
+
+def facts(subject: Subject) -> dict:
+    """The config values that a plan for this subject depends on."""
+    return facts_of(subject.spec.config)
+
+
+def _open_model(request: Request) -> Subject:
+    if request.tp_size is None:
+        raise usage_error("a model needs a tp_size", fix="give --tp-size N", model=str(request.what))
+    if request.model is not None:
+        raise usage_error("only a plan can be put on another model", fix="leave --model out", model=str(request.what))
+    spec = load_spec(
+        read_source(os.fspath(request.what)),
+        auto_class=request.auto_class,
+        dtype=request.dtype,
+        trust_remote_code=request.trust_remote_code,
+    )
+    return Subject(
+        spec=spec,
+        skeleton=build_skeleton(spec),
+        sharding=Sharding(tp_size=request.tp_size, overrides=dict(request.overrides)),
+        device=request.device or Target(tp_size=1).device,
+        training=request.purpose == Purpose.TRAINING,
+    )
+
+
+def _open_plan(request: Request) -> Subject:
+    file = None if isinstance(request.what, Plan) else read_plan(request.what)
+    plan = request.what if isinstance(request.what, Plan) else file.plan
+    target = plan.target
+    if request.overrides:
+        raise usage_error("a plan has its own overrides", fix="leave the overrides out, or edit the plan")
+    if request.tp_size not in (None, target.tp_size):
+        raise usage_error(
+            f"the plan is for tp_size {target.tp_size}, not {request.tp_size}",
+            fix=f"leave --tp-size out, or make a plan for {request.tp_size}",
+            model=plan.model.id,
+        )
+    source = _source_of_plan(plan, file, request.model)
+    spec = load_spec(
+        source,
+        auto_class=request.auto_class or plan.model.auto_class,
+        dtype=request.dtype or target.dtype,
+        trust_remote_code=request.trust_remote_code,
+    )
+    return Subject(
+        spec=spec,
+        skeleton=build_skeleton(spec),
+        sharding=Sharding(tp_size=target.tp_size, overrides=dict(plan.overrides), ep_size=target.ep_size),
+        device=request.device or target.device,
+        training=(request.purpose or target.purpose) == Purpose.TRAINING,
+        file=file,
+        facts=plan.model.config,
+    )
+
+
+def _source_of_plan(plan: Plan, file: PlanFile | None, model: str | None) -> Source:
+    """The model at hand (named by the caller, or on this disk), else the plan's own facts: no network is needed."""
+    if model is not None:
+        return read_source(model)
+    if Path(plan.model.id).exists():
+        return read_source(plan.model.id)
+    return Source(name=plan.model.id, config=plan.model.config, config_file=file.path if file else None)
+
+
+def _check_values(request: Request) -> None:
+    size = request.tp_size
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
+        raise usage_error(f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks")
+    for name, value, allowed in (
+        ("device", request.device, DEVICES),
+        ("purpose", request.purpose, tuple(Purpose)),
+        ("dtype", request.dtype, DTYPES),
+    ):
+        if value is not None and value not in allowed:
+            raise usage_error(f"{name} is {value!r}", fix=f"give one of {', '.join(allowed)}")
+
+
+def usage_error(message: str, fix: str, model: str = "") -> InputError:
+    """An InputError with TPP130."""
+    return InputError(Diagnostic(code="TPP130", message=message, fix=fix), model=model)

@@ -1,0 +1,278 @@
+"""The shapes stage: the real model class at full size, without weights, run as one rank of tp_size.
+
+Weights are fake tensors (shape, dtype and placement, no memory); token ids, positions and masks are real, so that code
+that looks at their values runs. Layers that are alike are run once, see `tpplan.model.repeats`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tpplan.model.config import ModelSpec, config_value, text_config
+from tpplan.model.internals import internals
+from tpplan.model.ranks import fake_rank
+from tpplan.model.repeats import run_repeats_once
+from tpplan.model.skeleton import Sharding, build_on_meta, quiet, shard, tie
+
+SEQUENCE = 12
+
+
+class Phase(StrEnum):
+    SHARDING = "sharding"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Where a run stopped. module: the innermost module whose forward did not return. error: torch's own words."""
+
+    rank: int
+    phase: Phase
+    module: str | None
+    error: str
+    unsupported: bool = False  # the run without weights cannot represent this operation: nothing was learned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the stage found.
+
+    stop: the first failure, or None. not_run: why nothing was learned, or empty. ranks: the ranks that were run.
+    local_sizes: parameter -> elements that rank 0 holds, the largest share. logits_width: columns on rank 0.
+    """
+
+    ranks: tuple[int, ...]
+    stop: Stop | None = None
+    not_run: str = ""
+    local_sizes: dict[str, int] = field(default_factory=dict)
+    logits_width: int | None = None
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.stop is None and not self.not_run
+
+
+def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False) -> Outcome:
+    """Shard and run the model as the first and as the last rank (uneven shards differ), stopping at a failure.
+
+    training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
+    """
+    started = time.perf_counter()
+    ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
+    local_sizes: dict[str, int] = {}
+    width = None
+    for rank in ranks:
+        run = _run_rank(spec, sharding, rank, training, every_layer)
+        if rank == 0:
+            local_sizes, width = run.local_sizes, run.logits_width
+        if run.stop:
+            reason = _why_not_run(spec, run.stop, training, every_layer)
+            stop = None if reason else run.stop
+            return Outcome(ranks=ranks, stop=stop, not_run=reason, local_sizes=local_sizes, seconds=_since(started))
+    return Outcome(ranks=ranks, local_sizes=local_sizes, logits_width=width, seconds=_since(started))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    stop: Stop | None
+    local_sizes: dict[str, int]
+    logits_width: int | None = None
+
+
+def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, every_layer: bool) -> _Run:
+    with fake_rank(rank, sharding.tp_size):
+        model = build_on_meta(spec)
+        try:
+            model = shard(model, sharding)
+        except Exception as error:  # whatever Transformers raises here, from_pretrained would raise
+            return _Run(stop=_stop(rank, Phase.SHARDING, None, error), local_sizes={})
+        local_sizes = _local_sizes(model)
+        stop, width = _run_model(model, spec, rank, training, every_layer)
+    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width)
+
+
+def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> str:
+    """Why the failure says nothing about tensor parallelism, or an empty string when it does."""
+    if stop.unsupported:
+        return f"{stop.module or 'the model'} cannot be run without weights: {stop.error}"
+    if stop.phase is Phase.SHARDING:
+        return ""
+    whole = build_on_meta(spec)
+    with quiet():
+        tie(whole)
+    alone, _ = _run_model(whole, spec, 0, training, every_layer)
+    if alone is None:
+        return ""
+    return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}"
+
+
+def _run_model(
+    model: Any, spec: ModelSpec, rank: int, training: bool, every_layer: bool
+) -> tuple[Stop | None, int | None]:
+    """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
+    import torch
+
+    with run_repeats_once(model, enabled=not every_layer) as skipped:
+        give_fake_weights(model, skipped)
+        model.train(training)
+        trail = _Trail(model)
+        phase = Phase.FORWARD
+        try:
+            with quiet(), trail.follow(training), torch.set_grad_enabled(training):
+                output = _main_output(model(**example_inputs(spec)))
+                if training:
+                    phase = Phase.BACKWARD
+                    output.float().sum().backward()
+        except Exception as error:  # the model's own code may raise anything
+            return _stop(rank, phase, trail.innermost(phase), error), None
+    return None, int(output.shape[-1])
+
+
+def give_fake_weights(model: Any, skipped: set[int]) -> None:
+    """Replace meta parameters by fake tensors on cpu (placements kept) and meta buffers by zeros.
+
+    skipped: ids of modules that will not run; theirs are left alone. Tied parameters stay tied.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    mode = internals().FakeTensorMode(allow_non_fake_inputs=True)
+    made: dict[int, Any] = {}
+
+    def fake(parameter: Any) -> Any:
+        if id(parameter) in made:
+            return made[id(parameter)]
+        sharded = isinstance(parameter, DTensor)
+        local = parameter.to_local() if sharded else parameter
+        with mode:
+            data = torch.empty(local.shape, dtype=local.dtype, device="cpu")
+        if sharded:
+            data = DTensor.from_local(
+                data,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        new = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
+        made[id(parameter)] = new
+        return new
+
+    for module in model.modules():
+        if id(module) in skipped:
+            continue
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.device.type == "meta":
+                module._parameters[name] = fake(parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device.type == "meta":
+                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+
+
+def example_inputs(spec: ModelSpec, sequence: int = SEQUENCE) -> dict[str, Any]:
+    """Real inputs for one forward: token ids of shape (1, sequence) that are no special token, int64."""
+    import torch
+
+    text = text_config(spec.config)
+    vocab = config_value(text, "vocab_size") or config_value(spec.config, "vocab_size") or 2
+    special = _special_tokens(spec.config) | _special_tokens(text)
+    plain = [token for token in range(min(vocab, 4 * sequence + len(special))) if token not in special]
+    ids = torch.tensor([[plain[index % len(plain)] for index in range(sequence)]])
+    inputs = {"input_ids": ids}
+    if config_value(spec.config, "is_encoder_decoder"):
+        inputs["decoder_input_ids"] = ids.clone()
+    return inputs
+
+
+def _special_tokens(config: Any) -> set[int]:
+    named = {key: value for key, value in vars(config).items() if key.endswith(("_token_id", "_token_index"))}
+    return {token for token in named.values() if isinstance(token, int)}
+
+
+def _main_output(output: Any) -> Any:
+    """The logits, or the last hidden state of a model without a head."""
+    for name in ("logits", "last_hidden_state"):
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    return output[0]
+
+
+def _local_sizes(model: Any) -> dict[str, int]:
+    from torch.distributed.tensor import DTensor
+
+    sizes = {}
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        sizes[name] = local.numel()
+    return sizes
+
+
+def _stop(rank: int, phase: Phase, module: str | None, error: Exception) -> Stop:
+    known = internals()
+    unsupported = (
+        known.DataDependentOutput,
+        known.DynamicOutputShape,
+        known.UnsupportedFakeTensor,
+        known.UnsupportedOperator,
+    )
+    text = " ".join(str(error).split())[:500]
+    return Stop(
+        rank=rank,
+        phase=phase,
+        module=module,
+        error=f"{type(error).__name__}: {text}",
+        unsupported=isinstance(error, unsupported),
+    )
+
+
+class _Trail:
+    """Which modules are running, and which have had their gradient, by name."""
+
+    def __init__(self, model: Any) -> None:
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._running: list[str] = []
+        self._last_gradient: str | None = None
+
+    def innermost(self, phase: Phase) -> str | None:
+        if phase is Phase.FORWARD:
+            return self._running[-1] or None if self._running else None
+        return self._last_gradient
+
+    @contextmanager
+    def follow(self, training: bool) -> Iterator[None]:
+        import torch
+        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+        def enter(module: Any, _: Any) -> None:
+            if id(module) in self._names:
+                self._running.append(self._names[id(module)])
+
+        def leave(module: Any, _: Any, output: Any) -> None:
+            if id(module) not in self._names:
+                return
+            name = self._running.pop()
+            first = output[0] if isinstance(output, tuple) and output else output
+            if training and isinstance(first, torch.Tensor) and first.requires_grad:
+                first.register_hook(lambda _, name=name: self._note_gradient(name))
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _note_gradient(self, name: str) -> None:
+        self._last_gradient = name
+
+
+def _since(started: float) -> float:
+    return time.perf_counter() - started

@@ -1,0 +1,146 @@
+"""Reading what MODEL names: a directory, a config file, or a hub id. No torch, no Transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpplan.diagnostics import Diagnostic, InputError, Place
+
+CONFIG_NAME = "config.json"
+MAX_CONFIG_BYTES = 16 * 2**20
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A model as given by the user.
+
+    name: what the user wrote. config: the parsed config.json. config_file: where it was read (None for a plan's own
+    facts). directory: the model's directory, when there is one. checkpoint_keys: names of the tensors in the
+    checkpoint, or None when no checkpoint is at hand.
+    """
+
+    name: str
+    config: dict
+    config_file: str | None = None
+    directory: Path | None = None
+    checkpoint_keys: frozenset[str] | None = None
+
+
+def read_source(name: str) -> Source:
+    """The config that `name` leads to, and the checkpoint's tensor names when `name` is a directory that has one.
+
+    Raises InputError: TPP110 when there is no readable config, TPP902 when a hub id cannot be fetched.
+    """
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return _read_directory(name, path)
+        if path.exists():
+            return Source(name=name, config=read_config(path), config_file=str(path))
+    except (OSError, ValueError) as error:  # a name too long for the file system, an embedded NUL, no permission
+        raise _unreadable(name, f"MODEL cannot be opened ({error})") from error
+    looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".json", "/"))
+    if looks_like_path or not HUB_ID.fullmatch(name):
+        raise _unreadable(name, "there is no such file or directory, and it is not a hub id")
+    return _read_hub(name)
+
+
+def read_config(path: Path) -> dict:
+    """The JSON object in `path`. Raises InputError TPP110 with line and column where it does not parse."""
+    file = str(path)
+    if not path.is_file():
+        raise _unreadable(file, "not a regular file")
+    with path.open("rb") as stream:
+        data = stream.read(MAX_CONFIG_BYTES + 1)
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _unreadable(file, f"larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
+    try:
+        config = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise _unreadable(file, f"not UTF-8 at byte {error.start}") from error
+    except json.JSONDecodeError as error:
+        raise _unreadable(file, f"not JSON: {error.msg}", line=error.lineno, column=error.colno) from error
+    except (RecursionError, ValueError) as error:
+        raise _unreadable(file, f"not a config: {error}") from error
+    if not isinstance(config, dict):
+        raise _unreadable(file, f"holds a JSON {type(config).__name__}, a config is an object")
+    return config
+
+
+def _read_directory(name: str, directory: Path) -> Source:
+    file = directory / CONFIG_NAME
+    if not file.exists():
+        raise _unreadable(name, f"the directory has no {CONFIG_NAME}")
+    return Source(
+        name=name,
+        config=read_config(file),
+        config_file=str(file),
+        directory=directory,
+        checkpoint_keys=_checkpoint_keys(directory),
+    )
+
+
+def _read_hub(name: str) -> Source:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        file = hf_hub_download(name, CONFIG_NAME)
+    except HFValidationError as error:
+        raise _unreadable(name, f"neither a path nor a valid hub id ({error})") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise InputError(
+            Diagnostic(
+                code="TPP902",
+                message=f"the config of {name!r} could not be fetched from the hub, so nothing was checked",
+                where=Place(file=name),
+                evidence=f"{type(error).__name__}: {_first_line(error)}",
+                fix=f"give a directory or a config.json, or run `hf download {name} {CONFIG_NAME}` where there is network",
+            ),
+            model=name,
+        ) from error
+    return Source(name=name, config=read_config(Path(file)), config_file=file)
+
+
+def _checkpoint_keys(directory: Path) -> frozenset[str] | None:
+    """Tensor names of a safetensors checkpoint, read from the index or from the header, never from the weights."""
+    index = directory / "model.safetensors.index.json"
+    single = directory / "model.safetensors"
+    if index.is_file():
+        weight_map = read_config(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise _unreadable(str(index), "has no weight_map")
+        return frozenset(weight_map)
+    if single.is_file():
+        return _safetensors_keys(single)
+    return None
+
+
+def _safetensors_keys(path: Path) -> frozenset[str]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as checkpoint:
+            return frozenset(checkpoint.keys())
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(str(path), f"not a safetensors file ({_first_line(error)})") from error
+
+
+def _unreadable(file: str, fact: str, line: int | None = None, column: int | None = None) -> InputError:
+    return InputError(
+        Diagnostic(
+            code="TPP110",
+            message=f"{fact}, so nothing was checked",
+            where=Place(file=file, line=line, column=column),
+            fix=f"give a directory with a {CONFIG_NAME}, a config file, or a hub id",
+        ),
+        model=file,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0]
