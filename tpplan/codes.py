@@ -42,20 +42,24 @@ CODES: dict[str, Code] = {
     # 1xx: files and input
     "TPP101": _error(
         "file-unreadable",
-        "a file cannot be read as text",
-        "The file does not exist, is not a regular file, is larger than a plan or a config can be, or is not UTF-8. "
-        "Nothing was checked.",
+        "a file cannot be read as text, or cannot be written",
+        "The file does not exist, is not a regular file, is larger than a plan or a config can be, or is not UTF-8; "
+        "nothing was checked. Or it cannot be written; nothing was changed.",
     ),
     "TPP102": _error(
         "yaml-syntax",
         "the plan file is not YAML",
-        "The YAML parser stopped at the place shown. Plans are one mapping of plain scalars, lists and mappings.",
+        "The YAML parser stopped at the place shown, and what follows it was not read. Plans are one mapping of "
+        "scalars, lists and mappings. Control characters, and the line separators that YAML 1.1 and 1.2 disagree "
+        "about, stand in a plan only as escapes inside double quotes.",
     ),
     "TPP103": _error(
         "plan-schema",
         "the plan file does not have the shape of a plan",
-        "A key is unknown, missing, or has the wrong type. `tpplan schema` prints the JSON Schema that plans are "
-        "checked against. Scalars are read as written: `010` and `no` are not numbers or booleans.",
+        "A key is unknown, missing, or not a string, or a value has the wrong type or is outside its range. `tpplan "
+        "schema` prints the JSON Schema that plans are checked against. Scalars are read as written: `true`, `null`, "
+        "`~` and numbers as JSON writes them are what they look like, all else is a string, so `010` and `no` are not "
+        "numbers or booleans. Numbers are finite, and integers have at most 64 digits.",
     ),
     "TPP104": _error(
         "duplicate-key",
@@ -235,6 +239,97 @@ CODES: dict[str, Code] = {
         "no override that tpplan knows makes it run",
         "Each proposal was run and failed; the evidence is of the last one.",
     ),
+    # 51x and 52x: the launch
+    "TPP510": _error(
+        "rank-raises",
+        "a rank of the launch raises",
+        "A process that torchrun started raised in the phase named: start, load (from_pretrained), forward, backward, "
+        "compare or generate. When several ranks raise, the first one counts: the others often only lose their peer.",
+    ),
+    "TPP511": _error(
+        "rank-killed",
+        "a rank of the launch is ended by a signal",
+        "The process was gone without a word of its own: killed from outside, or crashed in native code. torchrun then "
+        "ended the other ranks.",
+    ),
+    "TPP512": _error(
+        "rank-hangs",
+        "the launch does not finish in time",
+        "When --timeout was over, ranks were still running, and everything was ended. In a collective each rank waits "
+        "for all others, so the rank that is furthest behind, or stopped, is named; the evidence has where each one "
+        "stood. A large checkpoint may just need a longer --timeout.",
+    ),
+    "TPP513": _error(
+        "rank-out-of-memory",
+        "a rank of the launch runs out of memory",
+        "The allocator gave up, or the kernel killed the process for memory: it counts such kills, and it counted one "
+        "during the launch. Use more ranks, a smaller dtype, or --miniature.",
+    ),
+    "TPP514": _error(
+        "launched-logits-differ",
+        "the launched model gives other logits than the unsharded one",
+        "Same weights, same token ids, one forward; the largest difference is beyond rounding. Nothing raises, so "
+        "without a comparison it stays unseen.",
+    ),
+    "TPP515": _error(
+        "launched-tokens-differ",
+        "the launched model generates other tokens than the unsharded one",
+        "The logits of one forward agree and greedy generation still leaves the unsharded model's path, where its "
+        "choice was clear: the fault is in the decode steps, which read keys and values from the cache.",
+    ),
+    "TPP516": _error(
+        "launched-gradients-differ",
+        "the launched model's gradients are not the unsharded ones",
+        "After one backward of the same scalar. A factor of exactly tp_size means that every rank held the whole "
+        "gradient and they were summed.",
+    ),
+    "TPP517": _warning(
+        "bytes-not-as-predicted",
+        "a rank holds other parameter bytes than predicted",
+        "`bytes_per_rank` was computed without weights; the loaded model holds more or less, so memory figures for "
+        "this model are off by that much.",
+    ),
+    "TPP518": _warning(
+        "launch-not-compared",
+        "the launched model was not compared with the unsharded one",
+        "It loaded and ran. Whether its numbers are right was not seen: the unsharded model does not fit into the "
+        "memory that is free, its process was killed, or its own logits are not finite. --miniature compares a small "
+        "model of the same structure.",
+    ),
+    "TPP519": _warning(
+        "launched-tokens-near-tie",
+        "tokens differ where the unsharded model was undecided",
+        "At the first token that differs the unsharded model's two best logits are closer than rounding, so either "
+        "token is right.",
+    ),
+    "TPP520": _note(
+        "miniature-launched",
+        "a miniature was launched, not the checkpoint",
+        "There are no weights at hand, or --miniature asked for it: the ranks loaded a small model of the same "
+        "structure with random weights. Load time and memory of the full model were not seen.",
+    ),
+    "TPP521": _error(
+        "unsharded-fails",
+        "the unsharded model does not load or run",
+        "The same class, the same checkpoint, one process, no sharding. Nothing was learned about tensor parallelism.",
+    ),
+    "TPP522": _error(
+        "weights-missing",
+        "the checkpoint lacks weights, or the loader does not find them",
+        "from_pretrained fills missing weights with random values and goes on. Each process draws its own, so nothing "
+        "that follows can be trusted.",
+    ),
+    "TPP523": _error(
+        "ranks-do-not-fit",
+        "the ranks do not fit into the memory of this machine",
+        "Parameters of all ranks of this host and the least that a process needs are more than the memory that is "
+        "free; the launch would have the kernel kill something. Nothing was started.",
+    ),
+    "TPP524": _note(
+        "generation-not-seen",
+        "no tokens were generated",
+        "The class has no head to generate with, or the unsharded model cannot generate from the example input.",
+    ),
     # 9xx: environment
     "TPP901": _error(
         "environment",
@@ -246,5 +341,30 @@ CODES: dict[str, Code] = {
         "the config could not be fetched from the hub",
         "There is no network, the id does not exist, or access needs a token. Give a directory with a config.json, or "
         "fetch the config once with `hf download ID config.json`.",
+    ),
+    "TPP910": _error(
+        "torch-tpu-missing",
+        "torch_tpu is not installed",
+        "A device of the TPU family was asked for. torch_tpu brings PyTorch's `tpu` device; without it every rank "
+        "would run on CPU without a word.",
+    ),
+    "TPP911": _error(
+        "no-tpu-chip",
+        "there is no TPU chip",
+        "torch_tpu loads and sees no chip on this machine (it looks at the PCI bus and /dev/vfio). Inside a container "
+        "the devices must be passed through.",
+    ),
+    "TPP912": _error(
+        "tpu-launch-environment",
+        "torch_tpu cannot prepare a launch",
+        "Before ranks start, torch.tpu.distributed.set_tpu_launch_env() must set what they agree on. It, or loading "
+        "torch_tpu, raised. On several hosts it reads TPU_WORKER_HOSTNAMES (all hosts, comma-separated, the same on "
+        "each), JOB_COMPLETION_INDEX (this host, from 0) and TORCH_TPU_TOPOLOGY (the whole slice, such as 2x4).",
+    ),
+    "TPP913": _error(
+        "launcher-failed",
+        "torchrun did not start the ranks, or lost them",
+        "The evidence is the end of torchrun's own output. With several hosts, all must be given the same endpoint, "
+        "and be able to reach it.",
     ),
 }

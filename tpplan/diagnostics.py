@@ -105,7 +105,10 @@ class BytesPerRank:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that one check found. `verdict` follows from stages and diagnostics alone."""
+    """Everything that one check found. `verdict` follows from stages and diagnostics alone.
+
+    ranks: what each rank of a launch measured, see `tpplan.launch_report.rank_facts`.
+    """
 
     model: str
     tp_size: int | None = None
@@ -115,6 +118,7 @@ class Report:
     bytes_per_rank: BytesPerRank | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     unreadable: bool = False
+    ranks: tuple[dict, ...] = ()
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -140,7 +144,7 @@ class Report:
         return 0 if self.verdict is Verdict.PASS else 1
 
     def to_dict(self) -> dict:
-        return {
+        shown = {
             "verdict": str(self.verdict),
             "model": self.model,
             "tp_size": self.tp_size,
@@ -150,6 +154,7 @@ class Report:
             "bytes_per_rank": asdict(self.bytes_per_rank) if self.bytes_per_rank else None,
             "overrides": dict(self.overrides),
         }
+        return shown | ({"ranks": [dict(rank) for rank in self.ranks]} if self.ranks else {})
 
 
 class PlanError(Exception):

@@ -69,11 +69,12 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
     name = os.fspath(path)
     data = _read_bytes(name)
     try:
-        return parse_plan(data.decode("utf-8"), file=name)
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line, _ = _end_of(data[: error.start].decode("utf-8"))
         found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         raise _unreadable(Place(file=name, line=line), "the file is not UTF-8 text", found) from None
+    return parse_plan(text, file=name)
 
 
 def parse_plan(text: str, file: str = "<string>") -> PlanFile:
@@ -125,8 +126,8 @@ def _unreadable(where: Place, message: str, evidence: str) -> InputError:
 
 
 def _sorted(mistakes: list[Diagnostic]) -> InputError:
-    """The error that holds `mistakes` by position."""
-    return InputError(*sorted(mistakes, key=lambda m: (m.where.line or 0, m.where.column or 0, m.code, m.message)))
+    """The error that holds `mistakes` by position; at one position a misnamed key stays before its value."""
+    return InputError(*sorted(mistakes, key=lambda mistake: (mistake.where.line or 0, mistake.where.column or 0)))
 
 
 def _end_of(text: str) -> Position:
@@ -212,8 +213,9 @@ def _scalar(event: yaml.ScalarEvent) -> tuple[Any, str]:
     if text in _WORDS:
         return _WORDS[text], ""
     if _INTEGER.fullmatch(text):
-        if len(text) > MAX_DIGITS:
-            return text, f"is an integer of {len(text)} characters, more than the {MAX_DIGITS} that a plan can hold"
+        digits = len(text.removeprefix("-"))
+        if digits > MAX_DIGITS:
+            return text, f"is an integer of {digits} digits, more than the {MAX_DIGITS} that a plan can hold"
         return int(text), ""
     if _NOT_FINITE.fullmatch(text) or (_FLOAT.fullmatch(text) and not math.isfinite(float(text))):
         return text, "is not a finite number"
@@ -263,14 +265,14 @@ class _Tree:
     def _take_document(self, event: yaml.DocumentStartEvent) -> None:
         self._documents += 1
         if self._documents > 1:
-            self._stop(event, "a second document starts here; a plan file is one document")
+            self._stop(event, "a second document starts here, and a plan file is one document")
         if event.tags:
             self._refuse(event, "a %TAG directive gives values types of their own", "remove it")
 
     def _take_node(self, event: yaml.NodeEvent) -> None:
         self._nodes += 1
         if self._nodes > MAX_NODES:
-            self._stop(event, f"more than {MAX_NODES} keys and values; no plan is that large")
+            self._stop(event, f"the file has more than {MAX_NODES} keys and values, which no plan needs")
         self._refuse_properties(event)
         value, wrong = None, ""
         if isinstance(event, yaml.ScalarEvent):
@@ -285,7 +287,7 @@ class _Tree:
             keys = self._take_value(parent, event, value, wrong)
         if isinstance(event, yaml.CollectionStartEvent):
             if len(self._open) == MAX_DEPTH:
-                self._stop(event, f"values nested deeper than {MAX_DEPTH}; no plan is that deep")
+                self._stop(event, f"values are nested deeper than {MAX_DEPTH} here, which no plan needs")
             self._open.append(_Open(value=value, keys=keys))
 
     def _take_key(self, parent: _Open, event: yaml.NodeEvent, key: Any, wrong: str) -> None:
@@ -331,7 +333,8 @@ class _Tree:
             where = position if keys is None else self.places[keys]
             evidence = f"read: {_shown(event.value)}"
             self.mistakes.append(_mistake("TPP103", self.file, where, f"{_name(keys)} {wrong}", evidence))
-            self.reported |= {keys} if keys is not None else set()
+            if keys is not None:
+                self.reported.add(keys)
         return keys
 
     def _refuse_properties(self, event: yaml.NodeEvent) -> None:
@@ -411,7 +414,7 @@ def _move_misnamed(tree: _Tree, errors: list[ValidationError]) -> list[Diagnosti
     mistakes = []
     for keys, value, schema in _mappings(errors):
         for key in _unknown(value, schema):
-            meant = _meant(tree.value, keys, key, [name for name in schema["properties"] if name not in value])
+            meant = _meant(tree.value, keys, key, schema)
             if meant is None:
                 continue
             home = _name(meant[:-1]) if len(meant) > 1 else "the top level"
@@ -421,17 +424,20 @@ def _move_misnamed(tree: _Tree, errors: list[ValidationError]) -> list[Diagnosti
     return mistakes
 
 
-def _meant(plan: dict[str, Any], keys: Keys, key: str, absent: list[str]) -> Keys | None:
-    """Where the unknown `key` of the mapping at `keys` was meant to stand, None if nothing absent is like it."""
+def _meant(plan: dict[str, Any], keys: Keys, key: str, schema: dict[str, Any]) -> Keys | None:
+    """Where the unknown `key` of the mapping at `keys` was meant to stand, None if that is unclear or taken."""
     home = dict(_homes(plan_schema(), ())).get(key)
     if home is not None:
-        mapping: Any = plan
-        for part in home:
-            mapping = mapping.get(part, {}) if isinstance(mapping, dict) else None
-        if isinstance(mapping, dict) and key not in mapping:
-            return (*home, key)
-    close = get_close_matches(key, absent, n=1) if len(key) < 60 else []
-    return (*keys, close[0]) if close else None
+        meant = (*home, key)
+    else:
+        close = get_close_matches(key, schema["properties"], n=1) if len(key) < 60 else []
+        if not close:
+            return None
+        meant = (*keys, close[0])
+    mapping: Any = plan
+    for part in meant[:-1]:
+        mapping = mapping.get(part, {}) if isinstance(mapping, dict) else None
+    return meant if isinstance(mapping, dict) and meant[-1] not in mapping else None
 
 
 def _homes(schema: dict[str, Any], keys: Keys) -> Iterator[tuple[str, Keys]]:
@@ -449,8 +455,10 @@ def _move(tree: _Tree, old: Keys, new: Keys) -> None:
         goal = goal.setdefault(key, {})
     goal[new[-1]] = source.pop(old[-1])
     for keys in [keys for keys in tree.places if keys[: len(old)] == old]:
-        tree.places[new + keys[len(old) :]] = tree.places[keys]
-        tree.reported |= {new + keys[len(old) :]} if keys in tree.reported else set()
+        moved = new + keys[len(old) :]
+        tree.places[moved] = tree.places[keys]
+        if keys in tree.reported:
+            tree.reported.add(moved)
 
 
 def _unknown_mistake(tree: _Tree, keys: Keys, key: str, schema: dict[str, Any], fix: str) -> Diagnostic:

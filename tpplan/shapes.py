@@ -126,7 +126,7 @@ def _run_model(
         phase = Phase.FORWARD
         try:
             with quiet(), trail.follow(training), torch.set_grad_enabled(training):
-                output = _main_output(model(**example_inputs(spec)))
+                output = main_output(model(**example_inputs(spec)))
                 if training:
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
@@ -197,7 +197,7 @@ def _special_tokens(config: Any) -> set[int]:
     return {token for token in named.values() if isinstance(token, int)}
 
 
-def _main_output(output: Any) -> Any:
+def main_output(output: Any) -> Any:
     """The logits, or the last hidden state of a model without a head."""
     for name in ("logits", "last_hidden_state"):
         if getattr(output, name, None) is not None:

@@ -27,8 +27,12 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     # prepare_distribute_model and maybe_distribute_model: sharding a skeleton
     "mixin": ("DistributedMixin", ("transformers.distributed.mixin",)),
     "no_tie_weights": ("no_tie_weights", ("transformers.initialization",)),
+    "no_init_weights": ("no_init_weights", ("transformers.initialization",)),
     # ranks that do not exist, and weights that hold no memory
+    "clear_dtensor_caches": ("_clear_sharding_prop_cache", ("torch.distributed.tensor.debug",)),
     "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),
+    "LocalTensor": ("LocalTensor", ("torch.distributed._local_tensor",)),
+    "LocalTensorMode": ("LocalTensorMode", ("torch.distributed._local_tensor",)),
     "FakeTensorMode": ("FakeTensorMode", ("torch._subclasses.fake_tensor",)),
     "DataDependentOutput": ("DataDependentOutputException", ("torch._subclasses.fake_tensor",)),
     "DynamicOutputShape": ("DynamicOutputShapeException", ("torch._subclasses.fake_tensor",)),

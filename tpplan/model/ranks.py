@@ -30,9 +30,16 @@ def fake_rank(rank: int, tp_size: int) -> Iterator[None]:
     cpu = mock.patch.object(torch._C, "_get_accelerator", lambda *_, **__: torch.device("cpu"))
     environment = mock.patch.dict("os.environ", {"LOCAL_RANK": "0"})
     with cpu, environment:
+        _forget_meshes()
         dist.init_process_group("fake", rank=rank, world_size=tp_size, store=internals().FakeStore())
         try:
             yield
         finally:
             dist.destroy_process_group()
+            _forget_meshes()
             sys.excepthook = hook
+
+
+def _forget_meshes() -> None:
+    """Clear DTensor's caches: a mesh of the same shape counts as equal there, and brings back another rank's place."""
+    internals().clear_dtensor_caches()

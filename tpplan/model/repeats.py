@@ -51,6 +51,20 @@ def run_repeats_once(model: Any, *, enabled: bool = True) -> Iterator[set[int]]:
                 layer.forward = forward
 
 
+def first_of_each_kind(model: Any) -> dict[str, list[int]]:
+    """For each list of layers in the model, by name: the index of the first layer of every kind that occurs, in order."""
+    import torch
+
+    kinds = {}
+    for name, modules in model.named_modules():
+        if isinstance(modules, torch.nn.ModuleList) and len(modules):
+            seen: dict[Any, int] = {}
+            for index, layer in enumerate(modules):
+                seen.setdefault(_signature(layer), index)
+            kinds[name] = sorted(seen.values())
+    return kinds
+
+
 class _Shared:
     """One real layer that answers for all that are the same, once for each shape of call."""
 

@@ -93,10 +93,10 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
     )
 
 
-def build_on_meta(spec: ModelSpec) -> Any:
+def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
     """The model's class on the meta device, weights not tied yet: the state in which from_pretrained shards it.
 
-    Always in bfloat16: the dtype changes no shape, and some kernels have no other shape function.
+    In bfloat16 unless told: the dtype changes no shape, and some kernels have no other shape function.
     """
     import torch
     import transformers
@@ -106,7 +106,16 @@ def build_on_meta(spec: ModelSpec) -> Any:
     extra = {"trust_remote_code": True} if spec.trust_remote_code else {}
     with torch.device("meta"), known.no_tie_weights(), quiet():
         # from_config writes into the config that it is given
-        return auto_class.from_config(copy.deepcopy(spec.config), dtype=torch.bfloat16, **extra)
+        return auto_class.from_config(copy.deepcopy(spec.config), dtype=dtype or torch.bfloat16, **extra)
+
+
+def build_whole(spec: ModelSpec, *, dtype: Any) -> Any:
+    """The model's class on cpu, not tied, its weights allocated and not initialised. Only for miniatures."""
+    import transformers
+
+    extra = {"trust_remote_code": True} if spec.trust_remote_code else {}
+    with internals().no_init_weights():
+        return getattr(transformers, spec.auto_class).from_config(copy.deepcopy(spec.config), dtype=dtype, **extra)
 
 
 def shard(model: Any, sharding: Sharding) -> Any:

@@ -1,0 +1,295 @@
+"""What became of the ranks of a launch, as diagnostics and facts."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tpplan.checks.subject import Subject
+from tpplan.compare import TOLERANCES
+from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.worker import Phase, RankResult
+
+PHASES = list(Phase)
+LISTED = 4
+STOPPED = "T"  # the state letter in /proc/PID/stat of a process that a signal stopped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How the processes of a launch on this host ended.
+
+    ranks: those of this host. results: by rank, where one was written. unsharded: the result to compare with, None
+    when there is none. exit_codes: of the ranks that torchrun saw fail, negative for a signal. stderr: rank -> its
+    last lines. states: rank -> letter of its process, when time was up. after: seconds given, when they were used up.
+    out_of_memory: whether the kernel killed for memory meanwhile. launcher: exit code and last lines of torchrun.
+    """
+
+    ranks: tuple[int, ...]
+    results: Mapping[int, RankResult]
+    unsharded: RankResult | None = None
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    stderr: Mapping[int, str] = field(default_factory=dict)
+    states: Mapping[int, str] = field(default_factory=dict)
+    after: float | None = None
+    out_of_memory: bool = False
+    launcher: tuple[int, str] = (0, "")
+
+    def phase(self, rank: int) -> Phase:
+        return Phase(self.results[rank].phase) if rank in self.results else Phase.START
+
+
+def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
+    """Why the ranks did not all come to their end, or None when they did. What follows from it is not said again."""
+    if all(ended.phase(rank) is Phase.DONE for rank in ended.ranks):
+        return None
+    place = Place(file=subject.spec.source.name)
+    if ended.after is not None:
+        return _hangs(ended, subject, place)
+    killed = {rank: -code for rank, code in ended.exit_codes.items() if code < 0}
+    if killed:
+        return _killed(ended, subject, place, killed)
+    if any(result.error for result in ended.results.values()):
+        return _raised(ended, subject, place)
+    if ended.exit_codes:  # ended before it could write down why
+        rank = min(ended.exit_codes)
+        message = f"{_ranks([rank], subject)} ended with exit code {ended.exit_codes[rank]} in {ended.phase(rank)}"
+        evidence = f"its stderr: {ended.stderr.get(rank) or 'empty'}"
+        return Diagnostic(code="TPP510", message=message, where=place, evidence=evidence)
+    code, words = ended.launcher
+    return Diagnostic(
+        code="TPP913",
+        message=f"torchrun ended with {code} before the ranks had finished",
+        where=place,
+        evidence=f"its last lines: {words or 'none'}",
+    )
+
+
+def _hangs(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
+    late = [rank for rank in ended.ranks if ended.phase(rank) is not Phase.DONE]
+    stopped = [rank for rank in late if ended.states.get(rank) == STOPPED]
+    least = min(PHASES.index(ended.phase(rank)) for rank in late)
+    named = stopped or [rank for rank in late if PHASES.index(ended.phase(rank)) == least]
+    phase = ended.phase(named[0])
+    evidence = []
+    for rank in late[:LISTED]:
+        state = ", stopped by a signal" if rank in stopped else ""
+        evidence.append(f"rank {rank} in {ended.phase(rank)}{state}: {ended.stderr.get(rank) or 'nothing on stderr'}")
+    return Diagnostic(
+        code="TPP512",
+        message=f"{_ranks(named, subject)} did not finish {phase} within {ended.after:g} s, and all were ended",
+        where=place,
+        evidence="; ".join(evidence),
+    )
+
+
+def _killed(ended: Ended, subject: Subject, place: Place, killed: Mapping[int, int]) -> Diagnostic:
+    ranks = sorted(killed)
+    name = signal.Signals(killed[ranks[0]]).name
+    by_kernel = ended.out_of_memory and killed[ranks[0]] == signal.SIGKILL
+    peaks = [f"rank {rank} had {_mib(ended.results[rank].peak_bytes)}" for rank in ranks if rank in ended.results]
+    evidence = [f"stderr of rank {ranks[0]}: {ended.stderr.get(ranks[0]) or 'empty'}"]
+    evidence += ["the kernel killed a process for memory during the launch"] if by_kernel else []
+    evidence += [f"peak memory when last heard of: {', '.join(peaks)}"] if peaks else []
+    return Diagnostic(
+        code="TPP513" if by_kernel else "TPP511",
+        message=f"{name} ended {_ranks(ranks, subject)} in {ended.phase(ranks[0])}",
+        where=place,
+        evidence="; ".join(evidence),
+    )
+
+
+def _raised(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
+    """The first error counts, with the ranks that raised the very same."""
+    raised = sorted((result for result in ended.results.values() if result.error), key=lambda r: r.error["at"])
+    first = raised[0]
+
+    def same(result: RankResult) -> bool:
+        return all(result.error[key] == first.error[key] for key in ("type", "message")) and result.phase == first.phase
+
+    ranks = sorted(result.rank for result in raised if same(result))
+    later = [result for result in raised if not same(result)]
+    evidence = f"{first.error['type']}: {first.error['message']}; "
+    evidence += f"stderr of rank {first.rank}: {ended.stderr.get(first.rank) or 'empty'}"
+    if later:
+        evidence += f"; later rank {later[0].rank} in {later[0].phase}: {later[0].error['type']}"
+    return Diagnostic(
+        code="TPP513" if first.error["memory"] else "TPP510",
+        message=f"{_ranks(ranks, subject)} raised {first.error['type']} in {first.phase}",
+        where=place,
+        evidence=evidence,
+    )
+
+
+def findings(ended: Ended, subject: Subject, predicted: int | None) -> Iterator[Diagnostic]:
+    """What the ranks measured that is not as it should be; of wrong numbers only the first kind, the rest follows.
+
+    subject: what was launched. predicted: parameter bytes of the largest rank.
+    """
+    place = Place(file=subject.spec.source.name)
+    results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
+    missing = sorted({name for result in (*results, *filter(None, [ended.unsharded])) for name in result.missing})
+    if missing:
+        yield Diagnostic(
+            code="TPP522",
+            message=f"{len(missing)} weights were not loaded from the checkpoint and got random values",
+            where=place,
+            evidence=_listed(missing),
+        )
+        return
+    held = [result.parameter_bytes for result in results if result.parameter_bytes is not None]
+    if held and predicted is not None and min(ended.ranks) == 0 and max(held) != predicted:
+        yield Diagnostic(
+            code="TPP517",
+            message=f"the largest rank holds {max(held)} bytes of parameters, {predicted} were predicted",
+            where=place,
+            evidence=", ".join(f"rank {r.rank}: {r.parameter_bytes}" for r in results),
+        )
+    for check in (_wrong_logits, _wrong_gradients, _wrong_tokens):
+        found = list(check(results, ended.unsharded, subject, place))
+        yield from found
+        if any(diagnostic.code in ("TPP514", "TPP516") for diagnostic in found):
+            return
+
+
+def _wrong_logits(
+    results: list[RankResult], unsharded: RankResult | None, subject: Subject, place: Place
+) -> Iterator[Diagnostic]:
+    tolerance = TOLERANCES[subject.spec.dtype].logits
+    wrong = [result for result in results if result.logits and not result.logits["error"] <= tolerance]
+    if not wrong:
+        return
+    worst = max(wrong, key=lambda result: result.logits["error"])
+    yield Diagnostic(
+        code="TPP514",
+        message=f"the logits on {_ranks([r.rank for r in wrong], subject)} are not the unsharded model's",
+        where=place,
+        evidence=f"rank {worst.rank} is {_error(worst.logits['error'])} of the largest logit, tolerance {tolerance:g} "
+        f"({subject.spec.dtype}); {worst.logits['first']}",
+    )
+
+
+def _wrong_gradients(
+    results: list[RankResult], unsharded: RankResult | None, subject: Subject, place: Place
+) -> Iterator[Diagnostic]:
+    """One diagnostic for each factor by which gradients are wrong, and one for those without."""
+    by_ratio: dict[float | None, dict[str, tuple[int, Mapping[str, Any]]]] = defaultdict(dict)
+    for result in results:
+        for wrong in (result.gradients or {}).get("wrong", ()):
+            ratio = None if wrong["ratio"] is None else round(wrong["ratio"], 3)
+            by_ratio[ratio].setdefault(wrong["parameter"], (result.rank, wrong))
+    for ratio, found in sorted(by_ratio.items(), key=lambda item: (item[0] is None, item[0])):
+        rules = sorted({wildcard(name) for name in found})
+        rank, worst = max(found.values(), key=lambda item: item[1]["error"])
+        how = f"{ratio:g} times the unsharded ones" if ratio is not None else "not the unsharded ones"
+        yield Diagnostic(
+            code="TPP516",
+            message=f"the gradients of {len(found)} parameters are {how}",
+            where=place,
+            evidence=f"{_listed(rules)}; worst on rank {rank}, {worst['parameter']}: {_error(worst['error'])} of its "
+            f"largest, {worst['first']}",
+            fix=_gradient_fix(ratio, rules, subject),
+        )
+
+
+def _gradient_fix(ratio: float | None, rules: list[str], subject: Subject) -> str:
+    """`replicate` sums nothing; it is the cure where the style that sums is what these rules have."""
+    modules = sorted({rule.rpartition(".")[0] for rule in rules})
+    summed = all(subject.style_name(module) == "replicated_with_grad_allreduce" for module in modules)
+    if ratio != subject.sharding.tp_size or not summed or "replicate" not in known_styles():
+        return ""
+    return f"give the style `replicate` to {', '.join(modules)}"
+
+
+def _wrong_tokens(
+    results: list[RankResult], unsharded: RankResult | None, subject: Subject, place: Place
+) -> Iterator[Diagnostic]:
+    if unsharded is None:
+        return
+    wrong = [result for result in results if result.first_token is not None]
+    if unsharded.tokens is None:
+        reason = unsharded.generate_error or "the class cannot generate"
+        yield Diagnostic(code="TPP524", message="no tokens were generated", where=place, evidence=reason)
+    if not wrong:
+        return
+    first = min(wrong, key=lambda result: (result.first_token, result.rank))
+    index = first.first_token
+    margin = unsharded.margins[index]
+    near = margin <= TOLERANCES[subject.spec.dtype].logits
+    yield Diagnostic(
+        code="TPP519" if near else "TPP515",
+        message=f"the tokens generated on {_ranks([r.rank for r in wrong], subject)} are not the unsharded model's, "
+        f"from number {index + 1} of {len(unsharded.tokens)} on",
+        where=place,
+        evidence=f"rank {first.rank}: {first.tokens}, unsharded {unsharded.tokens} with a {unsharded.cache} cache; "
+        f"there its two best logits are {margin:.2g} of the largest apart",
+    )
+
+
+def rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ...]:
+    """What each rank measured, for the report's `ranks`; None for what it did not come to."""
+
+    def finite(found: Mapping[str, Any] | None, key: str) -> float | None:
+        return found[key] if found and math.isfinite(found[key]) else None
+
+    return tuple(
+        {
+            "rank": result.rank,
+            "phase": str(result.phase),
+            "load_seconds": None if result.load_seconds is None else round(result.load_seconds, 3),
+            "peak_bytes": result.peak_bytes,
+            "parameter_bytes": result.parameter_bytes,
+            "predicted_bytes": predicted,
+            "logits_error": finite(result.logits, "error"),
+            "tokens": result.tokens,
+            "tokens_equal": result.first_token is None if result.tokens and ended.unsharded else None,
+            "first_token": result.first_token,
+            "gradients_error": finite(result.gradients, "worst"),
+        }
+        for result in (ended.results[rank] for rank in ended.ranks if rank in ended.results)
+    )
+
+
+def summary(ended: Ended) -> str:
+    """One line on ranks that all came to their end."""
+    results = [ended.results[rank] for rank in ended.ranks]
+    parts = [f"{len(results)} ranks"]
+    if all(result.logits for result in results):
+        parts.append(f"logits within {max(r.logits['error'] for r in results):.1e} of the unsharded model's")
+    if all(result.gradients for result in results):
+        worst = max(result.gradients["worst"] for result in results)
+        parts.append(f"{results[0].gradients['compared']} gradients within {worst:.1e}")
+    if all(result.tokens for result in results):
+        equal = " equal" if ended.unsharded and all(result.first_token is None for result in results) else ""
+        parts.append(f"{len(results[0].tokens)} tokens{equal}")
+    parts.append(f"load {max(result.load_seconds or 0 for result in results):.1f} s")
+    parts.append(f"peak {_mib(max(result.peak_bytes or 0 for result in results))} a rank")
+    return ", ".join(parts)
+
+
+def _ranks(ranks: Iterable[int], subject: Subject) -> str:
+    shown = sorted(ranks)
+    if len(shown) == subject.sharding.tp_size:
+        return f"all {len(shown)} ranks" if len(shown) > 1 else "the only rank"
+    if len(shown) == 1:
+        return f"rank {shown[0]} of {subject.sharding.tp_size}"
+    listed = ", ".join(map(str, shown[:LISTED])) + (", ..." if len(shown) > LISTED else "")
+    return f"ranks {listed} of {subject.sharding.tp_size}"
+
+
+def _listed(names: list[str]) -> str:
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _error(error: float) -> str:
+    return f"off by {error:.2g}" if math.isfinite(error) else "not comparable"
+
+
+def _mib(size: int | None) -> str:
+    return f"{(size or 0) / 2**20:.0f} MiB"

@@ -1,0 +1,79 @@
+"""The load stage: from_pretrained of the saved miniature as one rank at a time, with no processes.
+
+It runs what only the loader does (weight conversion, fused experts, ties) and compares what the rank got with its slice
+of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tpplan.miniature import Miniature
+from tpplan.model.ranks import fake_rank
+from tpplan.model.simulation import one_thread
+from tpplan.model.skeleton import Sharding, quiet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What the stage found. raised: (rank, error). wrong: (rank, parameter) of the first value that is not its slice."""
+
+    ranks: tuple[int, ...]
+    raised: tuple[int, str] | None = None
+    wrong: tuple[int, str] | None = None
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.raised is None and self.wrong is None
+
+
+def run_load(miniature: Miniature, sharding: Sharding) -> Load:
+    """Load the miniature as the first and as the last rank; stops at the first fault."""
+    started = time.perf_counter()
+    ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
+    raised = wrong = None
+    with tempfile.TemporaryDirectory(prefix="tpplan-") as directory, one_thread(), quiet():
+        miniature.model.save_pretrained(directory)
+        for rank in ranks:
+            with fake_rank(rank, sharding.tp_size):
+                try:
+                    model = load_sharded(miniature.spec.auto_class, directory, sharding)
+                except Exception as error:  # whatever the loader raises here, it would raise in a worker
+                    raised = (rank, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+                    break
+                name = _first_wrong(model, miniature.model)
+                if name:
+                    wrong = (rank, name)
+                    break
+    return Load(ranks=ranks, raised=raised, wrong=wrong, seconds=time.perf_counter() - started)
+
+
+def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:
+    """`from_pretrained` with the DistributedConfig of `sharding`, in float32 unless told."""
+    import torch
+    import transformers
+
+    extra.setdefault("dtype", torch.float32)
+    config = transformers.DistributedConfig(**sharding.arguments())
+    return getattr(transformers, auto_class).from_pretrained(directory, distributed_config=config, **extra)
+
+
+def _first_wrong(model: Any, whole: Any) -> str | None:
+    """The first parameter that is not this rank's slice of the checkpoint."""
+    import torch
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    expected = dict(whole.named_parameters(remove_duplicate=False))
+    for name, parameter in model.named_parameters():
+        full = expected[name].detach()
+        local = parameter.detach()
+        if isinstance(parameter, DTensor):
+            full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None).to_local()
+            local = parameter.to_local()
+        if local.shape != full.shape or not torch.equal(local, full):
+            return name
+    return None

@@ -1,0 +1,111 @@
+"""All ranks of tp_size in one process: LocalTensorMode over a fake group, loaded as the loader loads each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tpplan.model.config import ModelSpec
+from tpplan.model.internals import internals
+from tpplan.model.ranks import fake_rank
+from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
+
+SIMULATOR_FILE = "torch/distributed/_local_tensor/"
+
+
+@contextmanager
+def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
+    """The model of `spec`, in float32 and eval mode, sharded over all ranks at once, with the weights of `whole`.
+
+    Yields the model; whatever runs inside the context runs on every rank. Raises what Transformers raises.
+    """
+    import torch
+
+    with one_thread(), fake_rank(0, sharding.tp_size):
+        model = build_on_meta(spec, torch.float32)
+        with internals().LocalTensorMode(sharding.tp_size):
+            model = shard(model, sharding)
+            _fill(model, whole)
+            tie(model)
+            yield model.eval()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's operations on one thread: on tensors as small as a miniature's, several only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def per_rank(value: Any, tp_size: int) -> list[Any]:
+    """The tensors that `value` stands for, one for each rank; a plain tensor is the same on all."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if isinstance(value, internals().LocalTensor):
+        return [value._local_tensors[rank] for rank in range(tp_size)]
+    return [value] * tp_size
+
+
+def gathered(value: Any, tp_size: int) -> list[Any]:
+    """As `per_rank`, a DTensor gathered to its full shape first."""
+    from torch.distributed.tensor import DTensor
+
+    return per_rank(value.full_tensor() if isinstance(value, DTensor) else value, tp_size)
+
+
+def raised_by_simulator(error: BaseException) -> bool:
+    """Whether the error was raised inside the simulator itself, which then says nothing about the model."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    file = trace.tb_frame.f_code.co_filename.replace("\\", "/") if trace else ""
+    return SIMULATOR_FILE in file or _is_symbolic(error)
+
+
+def _is_symbolic(error: BaseException) -> bool:
+    """Uneven shards are symbolic sizes in the simulator; code that cannot take one raises about its node class."""
+    return isinstance(error, (AttributeError, TypeError)) and "LocalIntNode" in str(error)
+
+
+def watch_modules(model: Any, seen: Callable[[str, Any], None]) -> list[Any]:
+    """Call `seen(name, output)` after each module's forward. Returns handles to remove."""
+    import torch
+
+    def hook(name: str) -> Callable:
+        def forward_hook(_: Any, __: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(first, torch.Tensor):
+                seen(name, first)
+
+        return forward_hook
+
+    return [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
+
+
+def _fill(model: Any, whole: Any) -> None:
+    """Give every parameter its slice of `whole`'s, and every buffer a copy: what each rank reads from a checkpoint."""
+    import torch
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    parameters = dict(whole.named_parameters(remove_duplicate=False))
+    buffers = dict(whole.named_buffers(remove_duplicate=False))
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            full = parameters[f"{prefix}.{name}" if prefix else name].detach().clone()
+            if isinstance(parameter, DTensor):
+                full = distribute_tensor(full, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            module._parameters[name] = torch.nn.Parameter(full, requires_grad=parameter.requires_grad)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffers[f"{prefix}.{name}" if prefix else name].clone()

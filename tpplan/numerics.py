@@ -1,0 +1,277 @@
+"""The numerics stage: the miniature on all ranks in one process, compared with the unsharded miniature.
+
+Logits are compared on every rank, in one prefill and then in a decode step with a dynamic and with a static cache;
+for training also every parameter's gradient. Values are float32, weights and token ids from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tpplan.miniature import Miniature
+from tpplan.model.config import config_value
+from tpplan.model.skeleton import Sharding, quiet
+from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
+from tpplan.shapes import example_inputs, main_output
+
+# Relative to the largest value compared. Right plans differ by less than 1e-5, wrong ones by more than 1e-2.
+TOLERANCE = 1e-3
+PREFILL = 8
+
+
+class Part(StrEnum):
+    FORWARD = "forward"
+    DYNAMIC_CACHE = "decode with a dynamic cache"
+    STATIC_CACHE = "decode with a static cache"
+    BACKWARD = "backward"
+
+
+class Kind(StrEnum):
+    """How a gradient is wrong, which tells what mends it."""
+
+    MISSING = "missing"
+    TIMES_TP_SIZE = "times tp_size"  # every rank holds the whole gradient and they were summed
+    PARTIAL = "partial"  # each rank holds its part and they were not summed
+    OTHER = "other"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Values that differ from the unsharded model's. ranks: where. error: largest, relative. module: the first whose
+    output differs, for logits. ratio: sharded / unsharded where it is one number."""
+
+    part: Part
+    error: float
+    ranks: tuple[int, ...]
+    module: str | None = None
+    width: tuple[int, int] | None = None  # columns on a rank and of the unsharded model, where they differ
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientFault:
+    """A parameter whose gradient is wrong on these ranks."""
+
+    parameter: str
+    kind: Kind
+    error: float
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What the stage found. ran: the parts that were compared. raised: (part, error) of a run that raised."""
+
+    ran: tuple[Part, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    gradients: tuple[GradientFault, ...] = ()
+    raised: tuple[Part, str] | None = None
+    not_run: str = ""
+    skipped: dict[Part, str] = field(default_factory=dict)
+    largest_error: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not (self.differences or self.gradients or self.raised or self.not_run)
+
+
+def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = False) -> Numerics:
+    """Compare the sharded miniature with the unsharded one; stops at the first part that raises."""
+    started = time.perf_counter()
+    comparison = _Comparison(miniature, sharding)
+    parts: list[tuple[Part, Callable[[Any], None]]] = [
+        (Part.FORWARD, comparison.forward),
+        (Part.DYNAMIC_CACHE, lambda model: comparison.decode(model, Part.DYNAMIC_CACHE)),
+        (Part.STATIC_CACHE, lambda model: comparison.decode(model, Part.STATIC_CACHE)),
+    ]
+    if training:
+        parts.append((Part.BACKWARD, comparison.backward))
+    part = Part.FORWARD
+    try:
+        with quiet(), simulated(miniature.spec, sharding, miniature.model) as model:
+            for part, run in parts:
+                run(model)
+                if comparison.differences:
+                    break
+    except Exception as error:  # the model's own code may raise anything
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        if raised_by_simulator(error):
+            return comparison.result(started, not_run=f"the simulation of ranks cannot run the {part}: {text}")
+        return comparison.result(started, raised=(part, text))
+    return comparison.result(started)
+
+
+class _Comparison:
+    """One miniature against its sharded self; collects what differs."""
+
+    def __init__(self, miniature: Miniature, sharding: Sharding) -> None:
+        self._whole = miniature.model
+        self._tp_size = sharding.tp_size
+        self._inputs = example_inputs(miniature.spec)
+        self._ran: list[Part] = []
+        self._gradients: list[GradientFault] = []
+        self._skipped: dict[Part, str] = {}
+        self._largest = 0.0
+        self.differences: list[Difference] = []
+
+    def result(self, started: float, **outcome: Any) -> Numerics:
+        return Numerics(
+            ran=tuple(self._ran),
+            differences=tuple(self.differences),
+            gradients=tuple(self._gradients),
+            skipped=dict(self._skipped),
+            largest_error=self._largest,
+            seconds=time.perf_counter() - started,
+            **outcome,
+        )
+
+    def forward(self, model: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            expected = main_output(self._whole(**self._inputs))
+            found = main_output(model(**self._inputs))
+        difference = self._compare(Part.FORWARD, expected, found)
+        self._ran.append(Part.FORWARD)
+        if difference:
+            with torch.no_grad():
+                module = self._first_module_that_differs(model)
+            self.differences.append(
+                Difference(
+                    part=Part.FORWARD,
+                    error=difference.error,
+                    ranks=difference.ranks,
+                    width=difference.width,
+                    module=module,
+                )
+            )
+
+    def decode(self, model: Any, part: Part) -> None:
+        """Prefill, then one token with the cache; skipped where the unsharded model cannot do it either."""
+        import torch
+
+        with torch.no_grad():
+            try:
+                expected = _decode(self._whole, self._inputs, part)
+            except Exception as error:  # models without such a cache refuse it in many ways
+                self._skipped[part] = f"the unsharded model raises {type(error).__name__}"
+                return
+            found = _decode(model, self._inputs, part)
+        difference = self._compare(part, expected, found)
+        self._ran.append(part)
+        if difference:
+            self.differences.append(difference)
+
+    def backward(self, model: Any) -> None:
+        import torch
+
+        with torch.enable_grad():
+            _loss(main_output(self._whole(**self._inputs))).backward()
+            _loss(main_output(model(**self._inputs))).backward()
+        self._ran.append(Part.BACKWARD)
+        parameters = dict(model.named_parameters())
+        scale = max((float(p.grad.abs().max()) for p in self._whole.parameters() if p.grad is not None), default=0.0)
+        for name, whole in self._whole.named_parameters():
+            if name in parameters and whole.grad is not None:
+                self._compare_gradient(name, whole.grad, parameters[name].grad, scale)
+        self._whole.zero_grad(set_to_none=True)
+
+    def _compare(self, part: Part, expected: Any, found: Any) -> Difference | None:
+        ranks = gathered(found, self._tp_size)
+        widths = {tuple(tensor.shape) for tensor in ranks}
+        if widths != {tuple(expected.shape)}:
+            columns = (int(ranks[0].shape[-1]), int(expected.shape[-1]))
+            return Difference(part=part, error=float("inf"), ranks=tuple(range(self._tp_size)), width=columns)
+        errors = [_relative_error(tensor, expected) for tensor in ranks]
+        self._largest = max(self._largest, *errors)
+        wrong = tuple(rank for rank, error in enumerate(errors) if not error <= TOLERANCE)
+        return Difference(part=part, error=max(errors), ranks=wrong) if wrong else None
+
+    def _compare_gradient(self, name: str, expected: Any, found: Any, scale: float) -> None:
+        if found is None:
+            every = tuple(range(self._tp_size))
+            self._gradients.append(GradientFault(parameter=name, kind=Kind.MISSING, error=1.0, ranks=every))
+            return
+        ranks = gathered(found, self._tp_size)
+        # A gradient that is all but zero is compared by the scale of the model's gradients.
+        floor = max(float(expected.abs().max()), 1e-4 * scale)
+        errors = [float((tensor - expected).abs().max()) / floor if floor else 0.0 for tensor in ranks]
+        self._largest = max(self._largest, *errors)
+        wrong = tuple(rank for rank, error in enumerate(errors) if not error <= TOLERANCE)
+        if wrong:
+            kind = _kind_of_fault(ranks, expected, floor)
+            self._gradients.append(GradientFault(parameter=name, kind=kind, error=max(errors), ranks=wrong))
+
+    def _first_module_that_differs(self, model: Any) -> str | None:
+        """The first module, in the order in which they finish, whose output is another than unsharded."""
+        expected: dict[str, Any] = {}
+        order: list[tuple[str, float]] = []
+
+        def compare(name: str, output: Any) -> None:
+            whole = expected.get(name)
+            ranks = per_rank(output, self._tp_size)
+            joined = _joined(ranks, whole)
+            if whole is not None and joined is not None:
+                order.append((name, max(_relative_error(tensor, whole) for tensor in joined)))
+
+        for watched, seen in ((self._whole, expected.__setitem__), (model, compare)):
+            handles = watch_modules(watched, seen)
+            try:
+                watched(**self._inputs)
+            finally:
+                for handle in handles:
+                    handle.remove()
+        return next((name for name, error in order if not error <= TOLERANCE), None)
+
+
+def _joined(ranks: list[Any], whole: Any) -> list[Any] | None:
+    """What to compare with the unsharded output: the ranks' own, or their columns joined where they are cut."""
+    import torch
+
+    if whole is None:
+        return None
+    if all(tensor.shape == whole.shape for tensor in ranks):
+        return ranks
+    if all(tensor.shape[:-1] == whole.shape[:-1] for tensor in ranks):
+        joined = torch.cat(ranks, dim=-1)
+        return [joined] if joined.shape == whole.shape else None
+    return None
+
+
+def _decode(model: Any, inputs: dict[str, Any], part: Part) -> Any:
+    """Logits of one token after a prefill of PREFILL tokens, through the cache."""
+    from transformers import StaticCache
+
+    ids = inputs["input_ids"]
+    extra = {}
+    if config_value(model.config, "is_encoder_decoder"):
+        raise ValueError("encoder-decoder models keep their cache elsewhere")
+    if part is Part.STATIC_CACHE:
+        extra["past_key_values"] = StaticCache(config=model.config, max_cache_len=PREFILL + 4)
+    first = model(input_ids=ids[:, :PREFILL], use_cache=True, **extra)
+    return main_output(model(input_ids=ids[:, PREFILL : PREFILL + 1], past_key_values=first.past_key_values))
+
+
+def _loss(logits: Any) -> Any:
+    return logits.float().pow(2).mean()
+
+
+def _relative_error(found: Any, expected: Any) -> float:
+    """max |found - expected| / max |expected|."""
+    scale = float(expected.abs().max())
+    return float((found - expected).abs().max()) / scale if scale else float(found.abs().max())
+
+
+def _kind_of_fault(ranks: list[Any], expected: Any, floor: float) -> Kind:
+    def near(tensor: Any, wanted: Any, times: int = 1) -> bool:
+        return bool(float((tensor - wanted).abs().max()) <= TOLERANCE * times * floor)
+
+    if all(near(tensor, expected * len(ranks), len(ranks)) for tensor in ranks):
+        return Kind.TIMES_TP_SIZE
+    if near(sum(ranks), expected, len(ranks)):
+        return Kind.PARTIAL
+    return Kind.OTHER

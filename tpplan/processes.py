@@ -1,0 +1,177 @@
+"""Child processes that leave nothing behind: no process, no directory, whichever way their parent is left."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MARKER = "TPPLAN_LAUNCH"  # in the environment of every process that a workspace starts
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+KILL_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """A place for the children of one launch. All of it, the processes and the directory, ends with `workspace`.
+
+    marker: the value of MARKER in the environment of the children and of all that they start.
+    """
+
+    directory: Path
+    marker: str
+    children: list[subprocess.Popen] = field(default_factory=list)
+
+    def start(self, command: list[str], environment: Mapping[str, str], log: str) -> subprocess.Popen:
+        """`command` in a session of its own, its output in the file `log` of the directory."""
+        with (self.directory / log).open("wb") as stream:
+            child = subprocess.Popen(
+                command,
+                env={**environment, MARKER: self.marker},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+        self.children.append(child)
+        return child
+
+
+@contextmanager
+def workspace() -> Iterator[Workspace]:
+    """A new workspace; when the context is left, in whatever way, its processes are gone and so is its directory.
+
+    SIGTERM and SIGHUP leave it too, as SystemExit. Without /proc torchrun is asked to end its workers, and waited for.
+    """
+    made: Workspace | None = None
+    with handlers((signal.SIGTERM, signal.SIGHUP), _exit_by_signal):
+        try:
+            made = Workspace(directory=Path(tempfile.mkdtemp(prefix="tpplan-launch-")), marker=secrets.token_hex(8))
+            yield made
+        finally:
+            with _signals_held():
+                if made:
+                    _end(made.children, made.marker)
+                    shutil.rmtree(made.directory)
+
+
+def marked(marker: str) -> list[int]:
+    """Pids of the live processes that have `marker` in their environment, where the system tells."""
+    wanted = f"{MARKER}={marker}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except OSError:
+            continue  # another user's, or gone in the meantime
+    return found
+
+
+def die_with_parent(with_signal: int) -> None:
+    """Have the kernel send `with_signal` to this process when its parent dies. Does nothing except on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)
+
+
+def _end(children: list[subprocess.Popen], marker: str) -> None:
+    deadline = time.monotonic() + KILL_SECONDS
+    if not Path("/proc/self/environ").exists():
+        for child in children:
+            child.terminate()  # torchrun ends its workers
+    while (pids := marked(marker)) and time.monotonic() < deadline:
+        for pid in pids:
+            _kill(pid)
+        time.sleep(0.02)
+    for child in children:
+        if child.poll() is None:
+            try:
+                child.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+@contextmanager
+def handlers(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle the signals with `handler` while the context lasts. Does nothing outside the main thread."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if in_main_thread}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Keep Ctrl-C and the like waiting while processes are ended."""
+    held: list[int] = []
+    try:
+        with handlers(ENDING, lambda number, _: held.append(number)):
+            yield
+    finally:
+        for number in dict.fromkeys(held):
+            os.kill(os.getpid(), number)
+
+
+def _exit_by_signal(number: int, _: Any) -> None:
+    raise SystemExit(128 + number)
+
+
+def available_bytes() -> int | None:
+    """Memory that new processes can take without swapping, in bytes: of the machine, or of this container if less."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return None
+    values = dict(line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines())
+    machine = int(values["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if not limit.exists() or (allowed := limit.read_text(encoding="utf-8").strip()) == "max":
+        return machine
+    return max(min(machine, int(allowed) - int(used.read_text(encoding="utf-8"))), 0)
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for memory since it started; 0 where it does not tell."""
+    counters = Path("/proc/vmstat")
+    lines = counters.read_text(encoding="utf-8").splitlines() if counters.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, such as R, S or T (stopped), or an empty string when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has resident, in bytes, 0 when it is gone."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
