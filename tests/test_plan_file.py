@@ -388,6 +388,8 @@ def test_size_limit(tmp_path: Path) -> None:
     assert read_plan(path).plan == parse_plan(VALID).plan
     path.write_text(VALID + "#" * (MAX_BYTES - len(VALID) + 1))
     assert unreadable(path).message == "the file is too large for a plan"
+    path.write_text(VALID + "#" + "é" * (MAX_BYTES // 2), encoding="utf-8")  # more bytes, fewer characters
+    assert unreadable(path).message == "the file is too large for a plan"
     assert only("#" * (MAX_BYTES + 1), "TPP101")
 
 
@@ -487,6 +489,12 @@ def test_large_files_take_seconds_at_most(text: str) -> None:
     except InputError as error:
         assert all(len(d.message + d.evidence + d.fix) < 600 for d in error.diagnostics)
     assert time.perf_counter() - start < 8  # about 2 on an idle machine
+
+
+def test_depth_limit() -> None:
+    kinds = "[" * 28 + "]" * 28  # inside the plan, model, config and text_config
+    assert parse_plan(edited(("[full, sliding]", kinds)))
+    assert places(edited(("[full, sliding]", f"[{kinds}]"))) == [("TPP105", 7, 61 + 28)]
 
 
 def test_deep_keys_are_refused_at_once() -> None:
@@ -626,6 +634,14 @@ def test_the_value_of_a_misspelt_key_is_looked_at() -> None:
         (9, "unknown key 'tpsize' in target"),
         (9, "target.tp_size is a string"),
         (10, "target.device is 'gpu'"),
+    ]
+
+
+def test_the_value_of_a_misspelt_key_is_told_of_once() -> None:
+    text = edited(("tp_size: 8", "tpsize: 1e999"))
+    assert [d.message for d in mistakes(text)] == [
+        "target.tpsize is not a finite number",
+        "unknown key 'tpsize' in target",
     ]
 
 

@@ -36,7 +36,7 @@ def check(
 
     model_or_plan: a directory or file with a config.json, a hub id, a plan file (.yaml), or a Plan. tp_size: number of
     ranks; a plan has its own. overrides: rule -> style, put over the model's own plan (models only).
-    depth: `static`, or `shapes` to run the real class without weights too. model: the model a plan will be used with,
+    depth: `static`, `shapes` to run the real class without weights too, or `numerics` to compare a miniature's numbers. model: the model a plan will be used with,
     when it is not the one the plan names. auto_class: found from the config when left out.
     device: a name of `tpplan.targets.DEVICES`. purpose: `inference` or `training`. dtype: of the weights.
 
@@ -129,12 +129,12 @@ def distributed_config(
 
 def passing_subject(request, strategy: str = "replicate") -> Subject:
     """The subject of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
-    from tpplan.judge import judge
+    from tpplan.judge import Depth, judge
     from tpplan.request import open_request
 
     if not request.is_plan:
         return _repair(request, strategy).judgement.subject
-    judgement = judge(open_request(request))
+    judgement = judge(open_request(request), Depth.NUMERICS)
     if not judgement.passed:
         raise PlanError(judgement.report())
     return judgement.subject
@@ -168,6 +168,7 @@ def make_plan(request, strategy: str = "replicate") -> tuple[Plan, Repair]:
 
 
 def _repair(request, strategy: str) -> Repair:
+    from tpplan.judge import Depth
     from tpplan.planner import repair
     from tpplan.request import open_request, usage_error
     from tpplan.strategies import Strategy
@@ -176,7 +177,7 @@ def _repair(request, strategy: str) -> Repair:
         raise usage_error(f"strategy is {strategy!r}", fix=f"give one of {', '.join(Strategy)}")
     if request.is_plan:
         raise usage_error("a plan is made from a model", fix="give a directory, a config file or a hub id")
-    repaired = repair(open_request(request), Strategy(strategy))
+    repaired = repair(open_request(request), Strategy(strategy), Depth.NUMERICS)
     if repaired.judgement.passed:
         return repaired
     raise PlanError(_no_repair(repaired))

@@ -53,6 +53,7 @@ class Dtype(StrEnum):
 class Depth(StrEnum):
     STATIC = "static"
     SHAPES = "shapes"
+    NUMERICS = "numerics"
 
 
 class Strategy(StrEnum):
@@ -99,7 +100,7 @@ def check(
     device: DeviceOption = None,
     purpose: PurposeOption = None,
     dtype: DtypeOption = None,
-    depth: Annotated[Depth, typer.Option(help="static: no run of the model. shapes: run it without weights.")] = Depth.SHAPES,
+    depth: Annotated[Depth, typer.Option(help="static: arithmetic alone. shapes: run it without weights. numerics: compare a miniature's numbers too.")] = Depth.SHAPES,
     output_format: Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")] = Format.TEXT,
     trust_remote_code: TrustOption = False,
 ) -> int:
@@ -251,7 +252,8 @@ def _say_repair(repaired: Any, output: Path | None) -> None:
 
     for attempt in repaired.attempts:
         block = attempt.block or "the model"
-        _print(f"{block}: cannot be sharded, {len(attempt.overrides)} rules overridden ({repaired.strategy})\n", "stderr")
+        count = len(attempt.overrides)
+        _print(f"{block}: {attempt.reason}; {count} rule{'s' * (count > 1)} overridden ({repaired.strategy})\n", "stderr")
     if not repaired.attempts:
         _print("the model's own plan passes as it is: no override\n", "stderr")
     _print(rendering.as_text(repaired.judgement.report()), "stderr")

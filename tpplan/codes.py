@@ -107,6 +107,12 @@ CODES: dict[str, Code] = {
         "None of the auto classes that tpplan tries maps this config class to a model class. Name one with "
         "--auto-class.",
     ),
+    "TPP116": _error(
+        "class-does-not-build",
+        "the model's class cannot be built from this config",
+        "The constructor of the model class raised, as it would in from_pretrained: a package that it needs is missing, "
+        "or values of the config contradict each other.",
+    ),
     "TPP120": _error(
         "stale-facts",
         "the plan was made for another config",
@@ -329,6 +335,37 @@ CODES: dict[str, Code] = {
         "generation-not-seen",
         "no tokens were generated",
         "The class has no head to generate with, or the unsharded model cannot generate from the example input.",
+    ),
+    # 5xx: numerics and launch
+    "TPP501": _error(
+        "wrong-numbers",
+        "the sharded model gives other logits, and nothing raises",
+        "A miniature of the model was sharded over all ranks in one process and compared with the unsharded miniature, "
+        "same weights and inputs, in float32. The module named is the first whose output differs.",
+    ),
+    "TPP502": _error(
+        "wrong-gradients",
+        "a gradient is wrong, and nothing raises",
+        "A parameter whose input and output gradient are whole on every rank must be `replicate`; with "
+        "`replicated_with_grad_allreduce` its gradient is tp_size times too large. One that works on a split "
+        "activation holds a part of its gradient on each rank and must be `replicated_with_grad_allreduce`.",
+    ),
+    "TPP504": _error(
+        "sharded-run-raises",
+        "the sharded miniature raises where the unsharded one runs",
+        "The full-size shapes ran, so this is about values or about the cache: the part that raised is named.",
+    ),
+    "TPP505": _error(
+        "load-raises",
+        "from_pretrained raises while it loads the sharded model",
+        "The saved miniature was loaded by from_pretrained with this DistributedConfig as one rank of tp_size. Sharding "
+        "the built model worked; reading a checkpoint into it did not: weight conversion and fused experts are the "
+        "usual places.",
+    ),
+    "TPP506": _error(
+        "loaded-slice-wrong",
+        "a rank gets other values than its slice of the checkpoint",
+        "from_pretrained ran, and a parameter of the rank is not the slice that its placement says.",
     ),
     # 9xx: environment
     "TPP901": _error(

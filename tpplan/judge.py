@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tpplan import checks
+from tpplan import checks, proof
 from tpplan.checks.memory import bytes_per_rank, check_whole
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
@@ -29,16 +29,19 @@ class Depth(StrEnum):
 
     STATIC = "static"
     SHAPES = "shapes"
+    NUMERICS = "numerics"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the stages said about one subject. outcome: of the shapes stage, None when it did not run."""
+    """What the stages said about one subject. outcome, proof: of the shapes and the numerics stage, None when they
+    did not run. share: None when the model was not sharded."""
 
     subject: Subject
     stages: dict[str, Stage]
     diagnostics: tuple[Diagnostic, ...]
     outcome: Outcome | None = None
+    proof: proof.Proof | None = None
     share: BytesPerRank | None = None
 
     @property
@@ -57,17 +60,17 @@ class Judgement:
         )
 
 
-def judge(subject: Subject, depth: Depth = Depth.SHAPES) -> Judgement:
-    """Run every stage up to `depth` on `subject`. Raises nothing for what is wrong with the plan or the model."""
+def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench | None = None) -> Judgement:
+    """Run every stage up to `depth` on `subject`. Raises nothing for what is wrong with the plan or the model.
+
+    bench: the miniature of an earlier judgement of the same model and tp_size, to be used again.
+    """
     started = time.perf_counter()
     rejected = checks.rejections(subject)
     diagnostics = rejected + checks.findings(subject)
     seconds = time.perf_counter() - started
     if rejected or depth is Depth.STATIC:
-        stages = {"static": _static_stage(diagnostics, seconds)}
-        if depth is not Depth.STATIC:
-            codes = ", ".join(sorted({diagnostic.code for diagnostic in rejected}))
-            stages["shapes"] = Stage(status=Status.NOT_RUN, reason=f"Transformers rejects the plan ({codes})")
+        stages = {"static": _static_stage(diagnostics, seconds)} | _not_run(depth, rejected)
         return Judgement(subject=subject, stages=stages, diagnostics=_sorted(diagnostics))
     outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
     diagnostics = _reconcile(diagnostics, outcome)
@@ -77,8 +80,20 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES) -> Judgement:
     stages = {"static": _static_stage(diagnostics, seconds), "shapes": _shapes_stage(outcome)}
     if outcome.stop:
         diagnostics.append(stop_diagnostic(subject, outcome))
+    proven = None
+    if depth is Depth.NUMERICS and outcome.stop:
+        stages["numerics"] = Stage(status=Status.NOT_RUN, reason="the shapes stage failed")
+    elif depth is Depth.NUMERICS:
+        proven = proof.prove(subject, bench or proof.Bench(subject))
+        stages["numerics"] = proven.stage
+        diagnostics += proven.diagnostics
     return Judgement(
-        subject=subject, stages=stages, diagnostics=_sorted(diagnostics), outcome=outcome, share=share
+        subject=subject,
+        stages=stages,
+        diagnostics=_sorted(diagnostics),
+        outcome=outcome,
+        proof=proven,
+        share=share,
     )
 
 
@@ -94,6 +109,13 @@ def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
         where=Place(file=subject.spec.source.name, module=stop.module),
         evidence=stop.error,
     )
+
+
+def _not_run(depth: Depth, rejected: list[Diagnostic]) -> dict[str, Stage]:
+    codes = ", ".join(sorted({diagnostic.code for diagnostic in rejected}))
+    stage = Stage(status=Status.NOT_RUN, reason=f"Transformers rejects the plan ({codes})")
+    names = {Depth.STATIC: (), Depth.SHAPES: ("shapes",), Depth.NUMERICS: ("shapes", "numerics")}
+    return dict.fromkeys(names[depth], stage)
 
 
 def _reconcile(diagnostics: list[Diagnostic], outcome: Outcome) -> list[Diagnostic]:

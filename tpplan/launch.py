@@ -1,54 +1,29 @@
-"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded and run it.
-
-Each rank is a process (`tpplan.worker`) that writes one result file. One more, before them, loads the model whole where
-it fits, for the ranks to compare with. This module starts them, waits, and gathers what became of them.
-"""
+"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded, run it, and compare it with the whole."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 
 from tpplan.checks.memory import bytes_per_rank
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
-from tpplan.launch_checkpoint import Checkpoint, NotLaunched, SaveMiniature, find_checkpoint, unsharded_does_not_fit
-from tpplan.launch_report import Ended, failure, findings, rank_facts, summary
+from tpplan.launch_checkpoint import NotLaunched, SaveMiniature, find_checkpoint
+from tpplan.launch_report import findings, rank_facts, summary
+from tpplan.launch_run import Hosts, Launch, Progress
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
-from tpplan.processes import Workspace, available_bytes, out_of_memory_kills, resident_bytes, state_of, workspace
+from tpplan.processes import available_bytes, workspace
 from tpplan.request import Request, open_request, usage_error
-from tpplan.shapes import example_inputs, run_shapes
-from tpplan.torchrun import AUTOLOAD, FAILURES, agent_command, tpu_environment
-from tpplan.worker import UNSHARDED, Job, Phase, RankResult, read_result
+from tpplan.shapes import run_shapes
+from tpplan.torchrun import tpu_environment
 
-NEW_TOKENS = 8
-POLL_SECONDS = 0.05
-STACK_SECONDS = 0.5  # for ranks that hang to write where they are
-TAIL_LINES, TAIL_CHARACTERS = 4, 600
+SEVERITIES = list(Severity)
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
-OTHERS_LAUNCH = ("PET_", "TORCHELASTIC_", "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_")  # of another torchrun
-Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """nnodes: number of hosts; node_rank: of this one; endpoint: HOST:PORT where the agents meet, None for one host."""
-
-    nnodes: int
-    node_rank: int
-    endpoint: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,15 +64,16 @@ def verify(
         try:
             variables = _tpu_variables(subject, hosts)
             checkpoint = find_checkpoint(subject, space.directory, miniature=miniature, save=miniature_dir)
-            launch = _Launch(
+            share = _predicted(checkpoint.subject)
+            launch = Launch(
                 checkpoint=checkpoint,
                 hosts=_met_by(hosts, variables),
                 variables=variables,
                 space=space,
                 timeout=timeout,
-                progress=progress or (lambda _what, _done: None),
+                progress=progress or _say_nothing,
             )
-            outcome = launch.run()
+            outcome = _outcome(launch, share)
         except NotLaunched as reason:
             outcome = _not_run(str(reason))
         except PlanError as error:
@@ -114,12 +90,55 @@ def verify(
     )
 
 
+def _predicted(subject: Subject) -> BytesPerRank | None:
+    """What `check` says that the ranks will hold, None where sharding itself fails."""
+    local_sizes = run_shapes(subject.spec, subject.sharding).local_sizes
+    return bytes_per_rank(subject, local_sizes) if local_sizes else None
+
+
+def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
+    """Run the unsharded model, run the ranks, and say what became of them."""
+    subject = launch.subject
+    predicted = share.parameters if share else None
+    too_much = _too_much(launch, predicted or 0)
+    if too_much:
+        return _not_run("the ranks do not fit into memory", too_much)
+    unsharded, notes = launch.run_unsharded()
+    if any(note.severity is Severity.ERROR for note in notes):
+        return _not_run("the unsharded model does not run either", *notes)
+    ended = launch.run_ranks(unsharded, predicted or 0)
+    found = findings(ended, subject, predicted)
+    if any(diagnostic.code == "TPP913" for diagnostic in found):
+        stage = Stage(status=Status.NOT_RUN, reason="torchrun did not run the ranks")
+    elif any(diagnostic.severity is Severity.ERROR for diagnostic in found):
+        stage = Stage(status=Status.FAILED)
+    else:
+        stage = Stage(status=Status.PASSED, reason=summary(ended))
+    diagnostics = sorted((*found, *notes, *launch.checkpoint.notes), key=lambda d: SEVERITIES.index(d.severity))
+    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=rank_facts(ended, predicted))
+
+
+def _too_much(launch: Launch, held: int) -> Diagnostic | None:
+    """TPP523 when the ranks of this host cannot fit. held: bytes of parameters on the largest."""
+    available = available_bytes()
+    count = len(launch.ranks)
+    needed = count * (LEAST_PROCESS_BYTES + (held if launch.subject.device == "cpu" else 0))
+    if available is None or needed <= available:
+        return None
+    return Diagnostic(
+        code="TPP523",
+        message=f"{count} ranks need at least {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB of memory are free",
+        where=Place(file=launch.subject.spec.source.name),
+        evidence=f"{held} bytes of parameters and {LEAST_PROCESS_BYTES} for a process, {count} times",
+    )
+
+
 def _not_run(reason: str, *diagnostics: Diagnostic) -> _Outcome:
     return _Outcome(stage=Stage(status=Status.NOT_RUN, reason=reason), diagnostics=diagnostics)
 
 
 def _subject(request: Request, strategy: str) -> Subject:
-    """A plan as it is given, wrong or right, or a model's repaired plan; in float32 on CPU unless a dtype is asked for."""
+    """A plan as it is given, wrong or right, or a model's repaired plan; on CPU in float32 unless a dtype is asked for."""
     if request.is_plan:
         subject = open_request(request)
         plan = subject.file.plan if subject.file else request.what
@@ -161,49 +180,26 @@ def _met_by(hosts: Hosts, variables: dict[str, str]) -> Hosts:
     """The hosts with the place to meet, and this one's number, that torch_tpu found, where no place was given."""
     if hosts.nnodes == 1 or hosts.endpoint is not None:
         return hosts
-    endpoint = f"{variables['MASTER_ADDR']}:{variables['MASTER_PORT']}"
-    return replace(hosts, endpoint=endpoint, node_rank=int(variables["NODE_RANK"]))
+    known = {**os.environ, **variables}  # torch_tpu leaves alone what the caller has set
+    endpoint = f"{known['MASTER_ADDR']}:{known['MASTER_PORT']}"
+    return replace(hosts, endpoint=endpoint, node_rank=int(known["NODE_RANK"]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Launch:
-    """One launch on this host. variables: environment for the ranks. timeout: seconds, from `started`."""
+def _say_nothing(what: str, done: float) -> None:
+    """The progress that nobody asked for."""
 
-    checkpoint: Checkpoint
-    hosts: Hosts
-    variables: dict[str, str]
-    space: Workspace
-    timeout: float
-    progress: Progress
-    started: float = field(default_factory=time.monotonic)
 
-    @property
-    def subject(self) -> Subject:
-        return self.checkpoint.subject
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """A `progress` for `verify` that draws a bar on stderr, or None where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
 
-    @property
-    def ranks(self) -> range:
-        count = self.subject.sharding.tp_size // self.hosts.nnodes
-        return range(self.hosts.node_rank * count, (self.hosts.node_rank + 1) * count)
-
-    def run(self) -> _Outcome:
-        """Predict, run the unsharded model, run the ranks, and say what became of them."""
-        predicted = run_shapes(self.subject.spec, self.subject.sharding, training=self.subject.training).local_sizes
-        share = bytes_per_rank(self.subject, predicted) if predicted else None
-        held = share.parameters if share else 0
-        too_much = self._too_much(held)
-        if too_much:
-            return replace(_not_run("the ranks do not fit into memory", too_much), share=share)
-        unsharded, notes = self._run_unsharded()
-        if any(note.severity is Severity.ERROR for note in notes):
-            return replace(_not_run("the unsharded model does not run either", *notes), share=share)
-        ended = self._run_ranks(unsharded, held)
-        failed = failure(ended, self.subject)
-        found = [*([failed] if failed else []), *findings(ended, self.subject, share.parameters if share else None)]
-        errors = any(diagnostic.severity is Severity.ERROR for diagnostic in found)
-        if failed and failed.code == "TPP913":
-            stage = Stage(status=Status.NOT_RUN, reason="torchrun did not run the ranks")
-        else:
-            stage = Stage(status=Status.FAILED if errors else Status.PASSED, reason="" if failed else summary(ended))
-        diagnostics = (*found, *notes, *self.checkpoint.notes)
-        return _Outcome(stage=stage, diagnostics=diagnostics, share=share, ranks=rank_facts(ended, held or None))
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda what, done: bar.update(task, description=what, completed=done)

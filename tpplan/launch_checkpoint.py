@@ -51,7 +51,8 @@ def find_checkpoint(
     if weights is None:
         return _miniature(subject, workspace / "miniature", save, asked=miniature)
     if subject.spec.quantization:
-        raise NotLaunched(f"the checkpoint is quantized ({subject.spec.quantization}), and only whole weights are compared")
+        method = subject.spec.quantization
+        raise NotLaunched(f"the checkpoint is quantized ({method}); a miniature can be launched without its quantization")
     return Checkpoint(subject=subject, directory=weights)
 
 

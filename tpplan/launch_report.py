@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpplan.checks.subject import Subject
+from tpplan.codes import Severity
 from tpplan.compare import TOLERANCES
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.skeleton import known_styles, wildcard
@@ -51,16 +52,20 @@ def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
     place = Place(file=subject.spec.source.name)
     if ended.after is not None:
         return _hangs(ended, subject, place)
-    killed = {rank: -code for rank, code in ended.exit_codes.items() if code < 0}
+    signals = {rank: -code for rank, code in ended.exit_codes.items() if code < 0}
+    killed = {rank: number for rank, number in signals.items() if number != signal.SIGTERM}
     if killed:
         return _killed(ended, subject, place, killed)
     if any(result.error for result in ended.results.values()):
         return _raised(ended, subject, place)
-    if ended.exit_codes:  # ended before it could write down why
-        rank = min(ended.exit_codes)
+    exited = [rank for rank, code in ended.exit_codes.items() if code > 0]
+    if exited:  # it could not write down why
+        rank = min(exited)
         message = f"{_ranks([rank], subject)} ended with exit code {ended.exit_codes[rank]} in {ended.phase(rank)}"
         evidence = f"its stderr: {ended.stderr.get(rank) or 'empty'}"
         return Diagnostic(code="TPP510", message=message, where=place, evidence=evidence)
+    if signals:  # by torchrun, which does so when another rank fails; but none did
+        return _killed(ended, subject, place, signals)
     code, words = ended.launcher
     return Diagnostic(
         code="TPP913",
@@ -126,14 +131,27 @@ def _raised(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
     )
 
 
-def findings(ended: Ended, subject: Subject, predicted: int | None) -> Iterator[Diagnostic]:
-    """What the ranks measured that is not as it should be; of wrong numbers only the first kind, the rest follows.
+def findings(ended: Ended, subject: Subject, predicted: int | None) -> list[Diagnostic]:
+    """All that is wrong with a launch: why it did not come to its end, and what the ranks measured.
 
-    subject: what was launched. predicted: parameter bytes of the largest rank.
+    Of wrong numbers only the first kind is said, and not what a rank raises after it: the rest follows. subject: what
+    was launched. predicted: parameter bytes of the largest rank.
     """
     place = Place(file=subject.spec.source.name)
     results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
-    missing = sorted({name for result in (*results, *filter(None, [ended.unsharded])) for name in result.missing})
+    failed = failure(ended, subject)
+    wrong = list(_missing_weights(ended, results, place))
+    for check in (_wrong_logits, _wrong_gradients, _wrong_tokens):
+        if not any(diagnostic.severity is Severity.ERROR for diagnostic in wrong):
+            wrong += check(results, ended.unsharded, subject, place)
+    found = [*_wrong_bytes(ended, results, predicted, place), *wrong]
+    follows = failed and failed.code == "TPP510" and any(diagnostic.code == "TPP514" for diagnostic in wrong)
+    return [failed, *found] if failed and not follows else found
+
+
+def _missing_weights(ended: Ended, results: list[RankResult], place: Place) -> Iterator[Diagnostic]:
+    loaded = [*results, *([ended.unsharded] if ended.unsharded else [])]
+    missing = sorted({name for result in loaded for name in result.missing})
     if missing:
         yield Diagnostic(
             code="TPP522",
@@ -141,20 +159,20 @@ def findings(ended: Ended, subject: Subject, predicted: int | None) -> Iterator[
             where=place,
             evidence=_listed(missing),
         )
-        return
+
+
+def _wrong_bytes(
+    ended: Ended, results: list[RankResult], predicted: int | None, place: Place
+) -> Iterator[Diagnostic]:
     held = [result.parameter_bytes for result in results if result.parameter_bytes is not None]
-    if held and predicted is not None and min(ended.ranks) == 0 and max(held) != predicted:
+    all_loaded = len(held) == len(ended.ranks) and ended.ranks[0] == 0  # the first rank's share is the largest
+    if predicted is not None and all_loaded and max(held) != predicted:
         yield Diagnostic(
             code="TPP517",
             message=f"the largest rank holds {max(held)} bytes of parameters, {predicted} were predicted",
             where=place,
-            evidence=", ".join(f"rank {r.rank}: {r.parameter_bytes}" for r in results),
+            evidence=", ".join(f"rank {result.rank}: {result.parameter_bytes}" for result in results),
         )
-    for check in (_wrong_logits, _wrong_gradients, _wrong_tokens):
-        found = list(check(results, ended.unsharded, subject, place))
-        yield from found
-        if any(diagnostic.code in ("TPP514", "TPP516") for diagnostic in found):
-            return
 
 
 def _wrong_logits(
@@ -256,12 +274,12 @@ def rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ...
 
 
 def summary(ended: Ended) -> str:
-    """One line on ranks that all came to their end."""
-    results = [ended.results[rank] for rank in ended.ranks]
-    parts = [f"{len(results)} ranks"]
-    if all(result.logits for result in results):
-        parts.append(f"logits within {max(r.logits['error'] for r in results):.1e} of the unsharded model's")
-    if all(result.gradients for result in results):
+    """One line on the ranks: what was compared, where all came to their end and it is right, and what the load cost."""
+    results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
+    parts = [f"{len(ended.ranks)} ranks"]
+    if ended.unsharded and all(result.logits for result in results):
+        parts.append(f"logits within {max(result.logits['error'] for result in results):.1e} of the unsharded model's")
+    if ended.unsharded and all(result.gradients for result in results):
         worst = max(result.gradients["worst"] for result in results)
         parts.append(f"{results[0].gradients['compared']} gradients within {worst:.1e}")
     if all(result.tokens for result in results):

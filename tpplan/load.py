@@ -13,8 +13,9 @@ from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.ranks import fake_rank
+from tpplan.model.quiet import quiet
 from tpplan.model.simulation import one_thread
-from tpplan.model.skeleton import Sharding, quiet
+from tpplan.model.skeleton import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.repeats import first_of_each_kind
-from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, quiet, tie
+from tpplan.model.quiet import quiet
+from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
 from tpplan.model.simulation import one_thread
 from tpplan.shapes import example_inputs, main_output
 

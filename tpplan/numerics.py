@@ -14,7 +14,8 @@ from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.config import config_value
-from tpplan.model.skeleton import Sharding, quiet
+from tpplan.model.quiet import quiet
+from tpplan.model.skeleton import Sharding
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.shapes import example_inputs, main_output
 

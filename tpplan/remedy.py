@@ -7,17 +7,21 @@ from dataclasses import replace
 from tpplan.checks.heads import dividing_sizes
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Report
-from tpplan.judge import Judgement, judge
+from tpplan.judge import Depth, Judgement, judge
 from tpplan.planner import Repair, repair
 
-REPAIRABLE = frozenset({"TPP301", "TPP302", "TPP401", "TPP402", "TPP403"})
+REPAIRABLE = frozenset(
+    {"TPP301", "TPP302", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
+)
 MAX_SIZES = 4
 
 
 def with_fixes(judgement: Judgement) -> Report:
     """The judgement's report, with the action that mends a model which does not run at this tp_size."""
     report = judgement.report()
-    if not (judgement.outcome and judgement.outcome.stop):
+    if not any(diagnostic.code in REPAIRABLE and not diagnostic.fix for diagnostic in report.diagnostics):
+        return report
+    if not judgement.outcome:
         return report
     fix = _fix(judgement)
     return replace(
@@ -30,9 +34,10 @@ def with_fixes(judgement: Judgement) -> Report:
 
 
 def _fix(judgement: Judgement) -> str:
+    depth = Depth.NUMERICS if judgement.proof else Depth.SHAPES
     plain = _without_overrides(judgement.subject)
     first = judgement if plain is judgement.subject else None
-    repaired = repair(plain, first=first)
+    repaired = repair(plain, depth=depth, first=first)
     sizes = working_sizes(plain)
     works = f"without a repair tp_size {_listed(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
     if repaired.judgement.passed:
@@ -60,7 +65,7 @@ def _command(subject: Subject, repaired: Repair) -> str:
     if not count:
         return f"the model's own plan runs; {command} writes it"
     blocks = ", ".join(dict.fromkeys(attempt.block.rpartition(".")[2] or "the model" for attempt in repaired.attempts))
-    return f"{command} writes a plan that replicates {blocks} ({count} override{'s' * (count > 1)})"
+    return f"{command} writes a plan that overrides {blocks} ({count} rule{'s' * (count > 1)}) and passes"
 
 
 def _listed(sizes: list[int]) -> str:

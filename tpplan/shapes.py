@@ -17,7 +17,8 @@ from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
-from tpplan.model.skeleton import Sharding, build_on_meta, quiet, shard, tie
+from tpplan.model.quiet import quiet
+from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 
 SEQUENCE = 12
 

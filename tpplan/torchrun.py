@@ -40,7 +40,7 @@ def launch(arguments: list[str], device: str | None = None, print_env: bool = Fa
     environment = dict(os.environ)
     if added and device != "cpu":
         environment.pop(AUTOLOAD, None)
-    return _run_to_the_end(_command("agent", *arguments), environment | added)
+    return _run_to_the_end(agent_command(*arguments), environment | added)
 
 
 def _added_environment(device: str | None) -> dict[str, str]:
@@ -170,6 +170,11 @@ def _agent(arguments: list[str]) -> int:
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
     return 0
+
+
+def agent_command(*arguments: str) -> list[str]:
+    """The command that is torchrun with these arguments. Where FAILURES names a file, it gets rank -> exit code."""
+    return _command("agent", *arguments)
 
 
 def _command(role: str, *arguments: str) -> list[str]:

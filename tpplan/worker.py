@@ -25,6 +25,7 @@ from tpplan.processes import die_with_parent
 
 UNSHARDED = "unsharded.json"
 NUMBERS = "unsharded.safetensors"
+PEERS_SECONDS = 2.0
 
 
 class Phase(StrEnum):
@@ -155,8 +156,9 @@ def _load(job: Job, notes: _Notes, whole: bool) -> Any:
         extra["distributed_config"] = transformers.DistributedConfig(**job.distributed)
         if job.tpu and job.distributed["tp_size"] == 1:
             extra["device_map"] = "tpu"  # a config of one rank places nothing
+    auto_class = getattr(transformers, job.auto_class)
     started = time.perf_counter()
-    model, info = getattr(transformers, job.auto_class).from_pretrained(
+    model, info = auto_class.from_pretrained(
         job.checkpoint, dtype=getattr(torch, job.dtype), output_loading_info=True, **extra
     )
     notes.put(
@@ -263,7 +265,7 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:500]
 
 
-def _raised(error: Exception) -> dict[str, Any]:
+def _as_noted(error: Exception) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     memory = isinstance(error, (MemoryError, *((torch.OutOfMemoryError,) if torch else ())))
     return {"type": type(error).__name__, "message": _one_line(error), "at": time.time(), "memory": memory}
@@ -272,7 +274,7 @@ def _raised(error: Exception) -> dict[str, Any]:
 def main(arguments: list[str]) -> int:
     """Be one process of the launch: exit code 0, or 1 with what was raised in the result file and on stderr."""
     die_with_parent(signal.SIGKILL)
-    faulthandler.register(signal.SIGUSR1)  # the parent asks where a rank that hangs is
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where a rank that hangs is
     job = Job(**json.loads(Path(arguments[0]).read_text(encoding="utf-8")))
     results = Path(job.results)
     whole = "--unsharded" in arguments
@@ -283,10 +285,23 @@ def main(arguments: list[str]) -> int:
         run(job, notes, unsharded, whole=whole)
         _leave_group()
     except Exception as error:  # whatever it is, the parent reports it
+        notes.put(error=_as_noted(error))
         traceback.print_exc()
-        notes.put(error=_raised(error))
+        if not whole:
+            _wait_for_peers(results)
         return 1
     return 0
+
+
+def _wait_for_peers(results: Path) -> None:
+    """Give the other ranks of this host the time to raise as well: torchrun ends them all when the first one is gone."""
+    deadline = time.monotonic() + PEERS_SECONDS
+    count = int(os.environ["LOCAL_WORLD_SIZE"])
+    while time.monotonic() < deadline:
+        found = [read_result(path) for path in results.glob("rank-*.json")]
+        if sum(1 for result in found if result and (result.error or result.phase == Phase.DONE)) >= count:
+            return
+        time.sleep(0.05)
 
 
 def _leave_group() -> None:

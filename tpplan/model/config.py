@@ -12,6 +12,7 @@ from typing import Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.internals import environment_error
+from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
 
 # Auto classes that load a model for text generation, in the order in which they are tried.
@@ -172,7 +173,7 @@ def _read_config(raw: dict) -> Any:
     from transformers import AutoConfig
 
     raw = {key: value for key, value in raw.items() if key != "auto_map"}
-    with tempfile.TemporaryDirectory(prefix="tpplan-") as directory:
+    with quiet(), tempfile.TemporaryDirectory(prefix="tpplan-") as directory:
         (Path(directory) / CONFIG_NAME).write_text(json.dumps(raw), encoding="utf-8")
         return AutoConfig.from_pretrained(directory)
 

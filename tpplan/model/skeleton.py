@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
+from tpplan.model.quiet import quiet
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +70,24 @@ class Skeleton:
 
 
 def build_skeleton(spec: ModelSpec) -> Skeleton:
-    """The skeleton of the model that `spec` describes. Loads the model's class; allocates no weight."""
+    """The skeleton of the model that `spec` describes. Loads the model's class; allocates no weight.
+
+    Raises InputError TPP116 when the class cannot be built.
+    """
     import torch
 
-    model = build_on_meta(spec)
+    try:
+        model = build_on_meta(spec)
+    except Exception as error:  # constructors raise anything, and ImportError for packages that they need
+        raise InputError(
+            Diagnostic(
+                code="TPP116",
+                message=f"{spec.auto_class} cannot build the model from this config, and from_pretrained would raise too",
+                where=Place(file=spec.source.name),
+                evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+            ),
+            model=spec.source.name,
+        ) from error
     itemsize = getattr(torch, spec.dtype).itemsize
     ties = {**(model.all_tied_weights_keys or {})}
     named = dict(model.named_parameters())
@@ -150,19 +165,3 @@ def style_of(name: str, plan: Mapping[str, str], *, is_parameter: bool) -> str |
 def known_styles() -> tuple[str, ...]:
     """Names of the parallel styles of the installed Transformers, sorted."""
     return tuple(sorted(internals().styles.keys()))
-
-
-@contextmanager
-def quiet():
-    """Keep the libraries' logs and warnings off stderr: diagnostics say it, or it is about weights that are not there."""
-    import logging
-    import warnings
-
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
