@@ -67,6 +67,7 @@ def plan(
     tp_size: int,
     *,
     strategy: str = "replicate",
+    name: str | None = None,
     auto_class: str | None = None,
     device: str | None = None,
     purpose: str | None = None,
@@ -75,7 +76,8 @@ def plan(
 ) -> Plan:
     """A plan for `model` at `tp_size` that passes every stage, with no override where none is needed.
 
-    strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. Other arguments as in `check`.
+    strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. name: what the plan calls the
+    model, for example its hub id when `model` is a copy on disk. Other arguments as in `check`.
 
     Raises PlanError when no plan passes; its report has the last evidence. Raises InputError as `check` does.
     """
@@ -83,6 +85,7 @@ def plan(
 
     request = Request(
         what=model,
+        name=name,
         tp_size=tp_size,
         auto_class=auto_class,
         device=device,
@@ -143,19 +146,19 @@ def passing_subject(request, strategy: str = "replicate") -> Subject:
 def make_plan(request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
     from tpplan.model.internals import versions
-    from tpplan.request import facts
+    from tpplan.request import DTYPES, facts
 
     repaired = _repair(request, strategy)
     subject = repaired.judgement.subject
     stages = {name: str(stage.status) for name, stage in repaired.judgement.stages.items()}
     made = Plan(
-        model=ModelFacts(id=subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)),
+        model=ModelFacts(id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)),
         target=Target(
             tp_size=subject.sharding.tp_size,
             ep_size=subject.sharding.ep_size,
             device=subject.device,
             purpose="training" if subject.training else "inference",
-            dtype=request.dtype,
+            dtype=subject.spec.dtype if subject.spec.dtype in DTYPES else None,
         ),
         overrides=repaired.overrides,
         proven=Proof(

@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,6 +131,7 @@ def plan(
     tp_size: TpSizeOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")] = None,
     strategy: Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")] = Strategy.REPLICATE,
+    name: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the model in the plan, if not MODEL.")] = None,
     auto_class: AutoClassOption = None,
     device: DeviceOption = None,
     purpose: PurposeOption = None,
@@ -140,7 +142,7 @@ def plan(
     from tpplan import api
     from tpplan.plan_document import write_atomically
 
-    request = _request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code)
+    request = replace(_request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code), name=name)
     try:
         made, repaired = api.make_plan(request, strategy)
         if output:
@@ -252,8 +254,7 @@ def _say_repair(repaired: Any, output: Path | None) -> None:
 
     for attempt in repaired.attempts:
         block = attempt.block or "the model"
-        count = len(attempt.overrides)
-        _print(f"{block}: {attempt.reason}; {count} rule{'s' * (count > 1)} overridden ({repaired.strategy})\n", "stderr")
+        _print(f"{block}: {attempt.reason}; {attempt.describe()} ({repaired.strategy})\n", "stderr")
     if not repaired.attempts:
         _print("the model's own plan passes as it is: no override\n", "stderr")
     _print(rendering.as_text(repaired.judgement.report()), "stderr")

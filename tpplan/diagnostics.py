@@ -107,7 +107,7 @@ class BytesPerRank:
 class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
-    ranks: what each rank of a launch measured, see `tpplan.launch_report.rank_facts`.
+    ranks: what each rank of a launch measured, as report.schema.json says.
     """
 
     model: str

@@ -1,19 +1,21 @@
-"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded, run it, and compare it with the whole."""
+"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded, run it, and compare with the whole."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tpplan.checks.memory import bytes_per_rank
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.launch_checkpoint import NotLaunched, SaveMiniature, find_checkpoint
-from tpplan.launch_report import findings, rank_facts, summary
+from tpplan.launch_report import Ended, findings, mib
 from tpplan.launch_run import Hosts, Launch, Progress
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
@@ -113,9 +115,9 @@ def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
     elif any(diagnostic.severity is Severity.ERROR for diagnostic in found):
         stage = Stage(status=Status.FAILED)
     else:
-        stage = Stage(status=Status.PASSED, reason=summary(ended))
+        stage = Stage(status=Status.PASSED, reason=_summary(ended))
     diagnostics = sorted((*found, *notes, *launch.checkpoint.notes), key=lambda d: SEVERITIES.index(d.severity))
-    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=rank_facts(ended, predicted))
+    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=_rank_facts(ended, predicted))
 
 
 def _too_much(launch: Launch, held: int) -> Diagnostic | None:
@@ -133,12 +135,53 @@ def _too_much(launch: Launch, held: int) -> Diagnostic | None:
     )
 
 
+def _rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ...]:
+    """What each rank measured, for the report's `ranks`; None for what it did not come to."""
+
+    def finite(found: Mapping[str, Any] | None, key: str) -> float | None:
+        return found[key] if found and math.isfinite(found[key]) else None
+
+    return tuple(
+        {
+            "rank": result.rank,
+            "phase": str(result.phase),
+            "load_seconds": None if result.load_seconds is None else round(result.load_seconds, 3),
+            "peak_bytes": result.peak_bytes,
+            "parameter_bytes": result.parameter_bytes,
+            "predicted_bytes": predicted,
+            "logits_error": finite(result.logits, "error"),
+            "tokens": result.tokens,
+            "tokens_equal": result.first_token is None if result.tokens and ended.unsharded else None,
+            "first_token": result.first_token,
+            "gradients_error": finite(result.gradients, "worst"),
+        }
+        for result in (ended.results[rank] for rank in ended.ranks if rank in ended.results)
+    )
+
+
+def _summary(ended: Ended) -> str:
+    """One line on the ranks: what was compared, where all came to their end and it is right, and what the load cost."""
+    results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
+    parts = [f"{len(ended.ranks)} ranks"]
+    if ended.unsharded and all(result.logits for result in results):
+        parts.append(f"logits within {max(result.logits['error'] for result in results):.1e} of the unsharded model's")
+    if ended.unsharded and all(result.gradients for result in results):
+        worst = max(result.gradients["worst"] for result in results)
+        parts.append(f"{results[0].gradients['compared']} gradients within {worst:.1e}")
+    if all(result.tokens for result in results):
+        equal = " equal" if ended.unsharded and all(result.first_token is None for result in results) else ""
+        parts.append(f"{len(results[0].tokens)} tokens{equal}")
+    parts.append(f"load {max(result.load_seconds or 0 for result in results):.1f} s")
+    parts.append(f"peak {mib(max(result.peak_bytes or 0 for result in results))} a rank")
+    return ", ".join(parts)
+
+
 def _not_run(reason: str, *diagnostics: Diagnostic) -> _Outcome:
     return _Outcome(stage=Stage(status=Status.NOT_RUN, reason=reason), diagnostics=diagnostics)
 
 
 def _subject(request: Request, strategy: str) -> Subject:
-    """A plan as it is given, wrong or right, or a model's repaired plan; on CPU in float32 unless a dtype is asked for."""
+    """A plan as it is given, or a model's repaired plan; on CPU in float32 unless a dtype is asked for."""
     if request.is_plan:
         subject = open_request(request)
         plan = subject.file.plan if subject.file else request.what

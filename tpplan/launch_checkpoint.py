@@ -52,7 +52,7 @@ def find_checkpoint(
         return _miniature(subject, workspace / "miniature", save, asked=miniature)
     if subject.spec.quantization:
         method = subject.spec.quantization
-        raise NotLaunched(f"the checkpoint is quantized ({method}); a miniature can be launched without its quantization")
+        raise NotLaunched(f"the checkpoint is quantized ({method}); --miniature launches the model without it")
     return Checkpoint(subject=subject, directory=weights)
 
 

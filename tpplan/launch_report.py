@@ -97,7 +97,7 @@ def _killed(ended: Ended, subject: Subject, place: Place, killed: Mapping[int, i
     ranks = sorted(killed)
     name = signal.Signals(killed[ranks[0]]).name
     by_kernel = ended.out_of_memory and killed[ranks[0]] == signal.SIGKILL
-    peaks = [f"rank {rank} had {_mib(ended.results[rank].peak_bytes)}" for rank in ranks if rank in ended.results]
+    peaks = [f"rank {rank} had {mib(ended.results[rank].peak_bytes)}" for rank in ranks if rank in ended.results]
     evidence = [f"stderr of rank {ranks[0]}: {ended.stderr.get(ranks[0]) or 'empty'}"]
     evidence += ["the kernel killed a process for memory during the launch"] if by_kernel else []
     evidence += [f"peak memory when last heard of: {', '.join(peaks)}"] if peaks else []
@@ -119,8 +119,9 @@ def _raised(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
 
     ranks = sorted(result.rank for result in raised if same(result))
     later = [result for result in raised if not same(result)]
-    evidence = f"{first.error['type']}: {first.error['message']}; "
-    evidence += f"stderr of rank {first.rank}: {ended.stderr.get(first.rank) or 'empty'}"
+    said = f"{first.error['type']}: {first.error['message']}"
+    before = ended.stderr.get(ranks[0], "").partition(said[:60])[0].rstrip(" |")
+    evidence = f"{said}; on stderr of rank {ranks[0]}: {before or 'nothing more'}"
     if later:
         evidence += f"; later rank {later[0].rank} in {later[0].phase}: {later[0].error['type']}"
     return Diagnostic(
@@ -187,7 +188,7 @@ def _wrong_logits(
         code="TPP514",
         message=f"the logits on {_ranks([r.rank for r in wrong], subject)} are not the unsharded model's",
         where=place,
-        evidence=f"rank {worst.rank} is {_error(worst.logits['error'])} of the largest logit, tolerance {tolerance:g} "
+        evidence=f"rank {worst.rank}: {_off(worst.logits['error'], 'logit')}, tolerance {tolerance:g} "
         f"({subject.spec.dtype}); {worst.logits['first']}",
     )
 
@@ -209,8 +210,8 @@ def _wrong_gradients(
             code="TPP516",
             message=f"the gradients of {len(found)} parameters are {how}",
             where=place,
-            evidence=f"{_listed(rules)}; worst on rank {rank}, {worst['parameter']}: {_error(worst['error'])} of its "
-            f"largest, {worst['first']}",
+            evidence=f"{_listed(rules)}; worst on rank {rank}, {worst['parameter']}: "
+            f"{_off(worst['error'], 'gradient')}, {worst['first']}",
             fix=_gradient_fix(ratio, rules, subject),
         )
 
@@ -249,51 +250,10 @@ def _wrong_tokens(
     )
 
 
-def rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ...]:
-    """What each rank measured, for the report's `ranks`; None for what it did not come to."""
-
-    def finite(found: Mapping[str, Any] | None, key: str) -> float | None:
-        return found[key] if found and math.isfinite(found[key]) else None
-
-    return tuple(
-        {
-            "rank": result.rank,
-            "phase": str(result.phase),
-            "load_seconds": None if result.load_seconds is None else round(result.load_seconds, 3),
-            "peak_bytes": result.peak_bytes,
-            "parameter_bytes": result.parameter_bytes,
-            "predicted_bytes": predicted,
-            "logits_error": finite(result.logits, "error"),
-            "tokens": result.tokens,
-            "tokens_equal": result.first_token is None if result.tokens and ended.unsharded else None,
-            "first_token": result.first_token,
-            "gradients_error": finite(result.gradients, "worst"),
-        }
-        for result in (ended.results[rank] for rank in ended.ranks if rank in ended.results)
-    )
-
-
-def summary(ended: Ended) -> str:
-    """One line on the ranks: what was compared, where all came to their end and it is right, and what the load cost."""
-    results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
-    parts = [f"{len(ended.ranks)} ranks"]
-    if ended.unsharded and all(result.logits for result in results):
-        parts.append(f"logits within {max(result.logits['error'] for result in results):.1e} of the unsharded model's")
-    if ended.unsharded and all(result.gradients for result in results):
-        worst = max(result.gradients["worst"] for result in results)
-        parts.append(f"{results[0].gradients['compared']} gradients within {worst:.1e}")
-    if all(result.tokens for result in results):
-        equal = " equal" if ended.unsharded and all(result.first_token is None for result in results) else ""
-        parts.append(f"{len(results[0].tokens)} tokens{equal}")
-    parts.append(f"load {max(result.load_seconds or 0 for result in results):.1f} s")
-    parts.append(f"peak {_mib(max(result.peak_bytes or 0 for result in results))} a rank")
-    return ", ".join(parts)
-
-
 def _ranks(ranks: Iterable[int], subject: Subject) -> str:
     shown = sorted(ranks)
     if len(shown) == subject.sharding.tp_size:
-        return f"all {len(shown)} ranks" if len(shown) > 1 else "the only rank"
+        return {1: "the only rank", 2: "both ranks"}.get(len(shown), f"all {len(shown)} ranks")
     if len(shown) == 1:
         return f"rank {shown[0]} of {subject.sharding.tp_size}"
     listed = ", ".join(map(str, shown[:LISTED])) + (", ..." if len(shown) > LISTED else "")
@@ -305,9 +265,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def _error(error: float) -> str:
-    return f"off by {error:.2g}" if math.isfinite(error) else "not comparable"
+def _off(error: float, what: str) -> str:
+    return f"off by {error:.2g} of the largest {what}" if math.isfinite(error) else f"no {what} to compare"
 
 
-def _mib(size: int | None) -> str:
+def mib(size: int | None) -> str:
+    """Bytes as MiB."""
     return f"{(size or 0) / 2**20:.0f} MiB"

@@ -257,7 +257,7 @@ def _loopback() -> str | None:
 
 def _lines(log: Path) -> list[str]:
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line.strip() for line in text.splitlines() if line.strip(" ^~")]
 
 
 def _tail(log: Path) -> str:

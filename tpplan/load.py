@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpplan.miniature import Miniature
+from tpplan.model.checkpoint import save_as_published
 from tpplan.model.ranks import fake_rank
 from tpplan.model.quiet import quiet
 from tpplan.model.simulation import one_thread
@@ -38,7 +39,7 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     raised = wrong = None
     with tempfile.TemporaryDirectory(prefix="tpplan-") as directory, one_thread(), quiet():
-        miniature.model.save_pretrained(directory)
+        save_as_published(miniature.model, directory)
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
                 try:

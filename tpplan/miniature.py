@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tpplan.model.checkpoint import save_as_published
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.quiet import quiet
@@ -91,8 +92,7 @@ def make_miniature(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Miniatu
 def save_miniature(subject: Any, directory: str | Path) -> Path:
     """Save the seeded miniature of `subject`'s model as a checkpoint that from_pretrained loads. Returns `directory`."""
     made = make_miniature(subject.spec, subject.skeleton, subject.sharding.tp_size)
-    with quiet():
-        made.model.save_pretrained(directory)
+    save_as_published(made.model, directory)
     return Path(directory)
 
 

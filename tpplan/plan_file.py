@@ -171,8 +171,13 @@ def _name(keys: Keys | None) -> str:
     """The keys as a sentence names them: target.tp_size, overrides['lm_head']."""
     if not keys:
         return "the plan" if keys == () else "a refused key's value"
-    rest = (f".{key}" if str(key).isidentifier() else f"[{_shown(key)}]" for key in keys[1:])
-    return _cut(str(keys[0])) + "".join(rest)
+    rest = (f".{_cut(key)}" if str(key).isidentifier() else f"[{_shown(key)}]" for key in keys[1:])
+    return _bare(str(keys[0])) + "".join(rest)
+
+
+def _bare(key: str) -> str:
+    """A key without quotes where that reads well."""
+    return _cut(key) if key.isidentifier() else _shown(key)
 
 
 # The YAML.
@@ -418,7 +423,7 @@ def _move_misnamed(tree: _Tree, errors: list[ValidationError]) -> list[Diagnosti
             if meant is None:
                 continue
             home = _name(meant[:-1]) if len(meant) > 1 else "the top level"
-            fix = f"write {meant[-1]} instead of {key}" if meant[:-1] == keys else f"move {key} into {home}"
+            fix = f"write {meant[-1]} instead of {_bare(key)}" if meant[:-1] == keys else f"move {key} into {home}"
             mistakes.append(_unknown_mistake(tree, keys, key, schema, fix))
             _move(tree, (*keys, key), meant)
     return mistakes
@@ -430,7 +435,7 @@ def _meant(plan: dict[str, Any], keys: Keys, key: str, schema: dict[str, Any]) -
     if home is not None:
         meant = (*home, key)
     else:
-        close = get_close_matches(key, schema["properties"], n=1) if len(key) < 60 else []
+        close = get_close_matches(key, schema["properties"], n=1)
         if not close:
             return None
         meant = (*keys, close[0])
@@ -470,7 +475,7 @@ def _unknown_mistake(tree: _Tree, keys: Keys, key: str, schema: dict[str, Any], 
 def _key_mistakes(tree: _Tree, errors: list[ValidationError]) -> Iterator[Diagnostic]:
     for keys, value, schema in _mappings(errors):
         for key in _unknown(value, schema):
-            yield _unknown_mistake(tree, keys, key, schema, f"remove {_cut(key)}")
+            yield _unknown_mistake(tree, keys, key, schema, f"remove {_bare(key)}")
         for key in schema.get("required", []):
             if key not in value:
                 where = _place(tree.file, tree.places, keys)
@@ -504,7 +509,7 @@ def _value_words(error: ValidationError, name: str) -> tuple[str, str]:
         case "const":
             return f"is {_shown(value)}, must be {limit}", ""
         case "enum":
-            close = get_close_matches(value, limit, n=1) if len(value) < 60 else []
+            close = get_close_matches(value, limit, n=1)
             fix = f"write {close[0]}" if close else ""
             return f"is {_shown(value)}, must be one of {', '.join(limit)}", fix
         case "minimum":

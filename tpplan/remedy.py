@@ -61,11 +61,10 @@ def _without_overrides(subject: Subject) -> Subject:
 def _command(subject: Subject, repaired: Repair) -> str:
     purpose = " --purpose training" if subject.training else ""
     command = f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
-    count = len(repaired.overrides)
-    if not count:
+    if not repaired.attempts:
         return f"the model's own plan runs; {command} writes it"
-    blocks = ", ".join(dict.fromkeys(attempt.block.rpartition(".")[2] or "the model" for attempt in repaired.attempts))
-    return f"{command} writes a plan that overrides {blocks} ({count} rule{'s' * (count > 1)}) and passes"
+    blocks = ", ".join(dict.fromkeys(f"{attempt.block or 'the model'} ({attempt.describe()})" for attempt in repaired.attempts))
+    return f"{command} writes a plan that passes: {blocks}"
 
 
 def _listed(sizes: list[int]) -> str:

@@ -31,12 +31,13 @@ class Request:
     """One call, before anything is read. None means: what the plan says, or else the default.
 
     what: a model (directory, config file, hub id), a plan file, or a Plan. model: the model that a plan will be used
-    with, when it is not the one that the plan names.
+    with, when it is not the one that the plan names. name: what a plan made for the model calls it.
     """
 
     what: str | os.PathLike[str] | Plan
     tp_size: int | None = None
     model: str | None = None
+    name: str | None = None
     auto_class: str | None = None
     device: str | None = None
     purpose: str | None = None

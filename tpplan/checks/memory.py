@@ -65,10 +65,14 @@ def _itemsize(subject: Subject) -> int:
 
 
 def _fix(subject: Subject, largest: str) -> str:
+    """Only where the model's own expert plan covers what is largest; other rules are the author's to find."""
     experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
-    if experts and not subject.sharding.ep_size:
-        return f"the model has an expert plan: add ep_size={subject.sharding.tp_size} to the DistributedConfig"
-    return f"add overrides that cut {largest} and its partner, or use fewer ranks"
+    if not experts or subject.sharding.ep_size or subject.training:
+        return ""
+    return (
+        f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size} tries the model's expert plan "
+        f"(ep_size {subject.sharding.tp_size}) and keeps it if it passes"
+    )
 
 
 def _billions(size: int, itemsize: int) -> str:

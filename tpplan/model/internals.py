@@ -28,6 +28,8 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "mixin": ("DistributedMixin", ("transformers.distributed.mixin",)),
     "no_tie_weights": ("no_tie_weights", ("transformers.initialization",)),
     "no_init_weights": ("no_init_weights", ("transformers.initialization",)),
+    # the layouts in which checkpoints are published
+    "conversion_mapping": ("get_model_conversion_mapping", ("transformers.conversion_mapping",)),
     # ranks that do not exist, and weights that hold no memory
     "clear_dtensor_caches": ("_clear_sharding_prop_cache", ("torch.distributed.tensor.debug",)),
     "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),

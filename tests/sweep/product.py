@@ -1,0 +1,83 @@
+"""tpplan's own answers on one config: what `check` and `plan` say, with every exception that is ours recorded."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class Numerics(StrEnum):
+    """Which plans are compared on a miniature: none, those that a repair made, or the model's own plan too."""
+
+    NONE = "none"
+    REPAIRS = "repairs"
+    ALL = "all"
+
+
+def answers(file: Path, auto_class: str | None, tp_sizes: list[int], purpose: str, numerics: Numerics) -> Iterator[dict]:
+    """For each tp_size what tpplan says: `check`, and `repair` where there was something to repair or to prove."""
+    for tp_size in tp_sizes:
+        yield {"tp_size": tp_size} | _answer(file, auto_class, tp_size, purpose, numerics)
+
+
+def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, numerics: Numerics) -> dict:
+    from tpplan.diagnostics import InputError
+    from tpplan.judge import Depth, judge
+    from tpplan.planner import repair
+    from tpplan.request import Request, open_request
+
+    answer: dict[str, Any] = {}
+    started = time.perf_counter()
+    try:
+        subject = open_request(Request(what=str(file), tp_size=tp_size, auto_class=auto_class, purpose=purpose))
+        answer["class_name"] = subject.skeleton.class_name
+        answer["open_seconds"] = _since(started)
+        judgement = judge(subject, Depth.SHAPES)
+        answer["check"] = _judged(judgement) | {"seconds": _since(started)}
+        proven = numerics is Numerics.ALL
+        if (proven and judgement.passed) or (not judgement.passed and judgement.outcome and judgement.outcome.stop):
+            started = time.perf_counter()
+            depth = Depth.SHAPES if numerics is Numerics.NONE else Depth.NUMERICS
+            found = repair(subject, depth=depth, first=None if judgement.passed else judgement)
+            answer["repair"] = _judged(found.judgement) | {
+                "seconds": _since(started),
+                "overrides": found.overrides,
+                "ep_size": found.judgement.subject.sharding.ep_size,
+                "attempts": [[attempt.block, attempt.reason] for attempt in found.attempts],
+            }
+    except InputError as error:
+        answer["check"] = {
+            "verdict": "refused",
+            "errors": [_shown(diagnostic) for diagnostic in error.diagnostics],
+            "seconds": _since(started),
+        }
+    except Exception:  # a bug of ours is what a sweep is for
+        key = "repair" if "check" in answer else "check"
+        answer[key] = {"verdict": "crash", "errors": [["traceback", traceback.format_exc()]], "seconds": _since(started)}
+    return answer
+
+
+def _judged(judgement: Any) -> dict:
+    report = judgement.report()
+    share = report.bytes_per_rank
+    return {
+        "verdict": str(report.verdict),
+        "codes": sorted({diagnostic.code for diagnostic in report.diagnostics}),
+        "errors": [_shown(diagnostic) for diagnostic in report.errors],
+        "stages": {name: [str(stage.status), round(stage.seconds, 2)] for name, stage in report.stages.items()},
+        "not_run": {name: stage.reason for name, stage in report.stages.items() if stage.status == "not-run"},
+        "share": round(share.parameters / share.ideal, 4) if share else None,
+    }
+
+
+def _shown(diagnostic: Any) -> list[str]:
+    where = diagnostic.where.module or diagnostic.where.parameter or diagnostic.where.rule or ""
+    return [diagnostic.code, where, f"{diagnostic.message} [{diagnostic.evidence[:300]}]"]
+
+
+def _since(started: float) -> float:
+    return round(time.perf_counter() - started, 2)

@@ -1,0 +1,146 @@
+"""What to try for a failure: the overrides, in order of preference, that may mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tpplan.checks.attention import attention_blocks
+from tpplan.checks.subject import Subject
+from tpplan.judge import Judgement
+from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.numerics import GradientFault, Kind
+from tpplan.shapes import Phase
+from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, Strategy, overrides_for
+from tpplan.styles import STYLES, WHOLE_STYLES, Flow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One proposal. block: the module it is about, with `*` for layer numbers. reason: what it mends. ep_size: ranks
+    that the experts are sharded over by the model's expert plan."""
+
+    block: str
+    reason: str
+    overrides: dict[str, str] = field(default_factory=dict)
+    ep_size: int | None = None
+
+    def describe(self) -> str:
+        """What it changes, in a few words."""
+        if self.ep_size:
+            return f"experts sharded over ep_size {self.ep_size}"
+        return f"{len(self.overrides)} rule{'s' * (len(self.overrides) > 1)} overridden"
+
+
+def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
+    """Proposals for what the judgement says failed: a block that raises or is wrong, a load, or gradients."""
+    subject, outcome, proven = judgement.subject, judgement.outcome, judgement.proof
+    if outcome and outcome.stop:
+        stop = outcome.stop
+        if stop.phase is Phase.FORWARD or stop.module:
+            yield from _for_block(subject, strategy, stop.module or "", f"the {stop.phase} raises")
+        return
+    if proven and proven.load and not proven.load.passed:
+        yield from share_experts(subject, "loading it sharded fails")
+        yield from _experts_whole(subject)
+        return
+    numerics = proven.numerics if proven else None
+    if numerics and numerics.differences:
+        module = next((difference.module for difference in numerics.differences if difference.module), None)
+        if module:
+            yield from _for_block(subject, strategy, module, "the numbers are wrong")
+    elif numerics and numerics.gradients:
+        yield from _for_gradients(subject, numerics.gradients)
+
+
+def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
+    """Experts sharded by the model's expert plan. For inference only: the simulation has no backward for it."""
+    if subject.training or subject.sharding.ep_size or subject.sharding.tp_size == 1:
+        return
+    plan = {rule: style for rule, style in subject.skeleton.expert_plan.items() if rule in subject.skeleton.rules}
+    if plan:
+        yield Attempt(block=min(plan, key=len), reason=reason, ep_size=subject.sharding.tp_size)
+
+
+def _for_block(subject: Subject, strategy: Strategy, module: str, reason: str) -> Iterator[Attempt]:
+    """The smallest block around `module` in which a rule can still change, then the larger ones."""
+    yield from _single_head_whole(subject, module, reason)
+    for block in _enclosing_blocks(module):
+        rules = _rules_of_block(subject, block)
+        overrides = overrides_for(rules, strategy, training=subject.training)
+        if any(_shards(style) for style in rules.values()) and overrides:
+            yield Attempt(block=block, reason=reason, overrides=_with_tied_partners(subject, overrides))
+
+
+def _single_head_whole(subject: Subject, module: str, reason: str) -> Iterator[Attempt]:
+    """With one key/value head all queries share it: keys and values alone go whole, and queries stay sharded.
+
+    Each rank then sends its own queries' part of the gradient, which the style sums.
+    """
+    blocks = [b for b in attention_blocks(subject.skeleton, subject.spec.config) if b.keys_values]
+    around = {wildcard(b.name) for b in blocks if module == b.name or module.startswith(f"{b.name}.")}
+    kind = [b for b in blocks if wildcard(b.name) in around]
+    tp_size = subject.sharding.tp_size
+    if not kind or any(b.key_value_heads != 1 or any(q.splits_a_head(tp_size) for q in b.queries) for b in kind):
+        return
+    cut = {wildcard(kv.name) for b in kind for kv in b.keys_values if subject.style(kv.name).leaves is Flow.CUT}
+    if cut:
+        yield Attempt(block=min(around), reason=reason, overrides=dict.fromkeys(sorted(cut), GRADIENTS_SUMMED))
+
+
+def _experts_whole(subject: Subject) -> Iterator[Attempt]:
+    """Fused experts whole on every rank: their weights are converted while they load, which sharding can disturb."""
+    for block in sorted(rule for rule, style in subject.plan.items() if style == "moe_tp_experts"):
+        inside = {rule: style for rule, style in subject.plan.items() if rule == block or rule.startswith(f"{block}.")}
+        overrides = overrides_for(inside, Strategy.REPLICATE, training=subject.training)
+        if block in subject.skeleton.rules and overrides:
+            yield Attempt(block=block, reason="loading it sharded fails", overrides=overrides)
+
+
+def _for_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Iterator[Attempt]:
+    """The style whose backward is right, for each module with a parameter whose gradient has the wrong sum."""
+    wanted = {Kind.TIMES_TP_SIZE: GRADIENTS_WHOLE, Kind.PARTIAL: GRADIENTS_SUMMED}
+    overrides = {}
+    for fault in faults:
+        module = fault.parameter.rpartition(".")[0]
+        style = wanted.get(fault.kind)
+        is_whole = subject.style(module).cut_dim is None
+        if style in known_styles() and is_whole and subject.style_name(module) != style:
+            overrides[wildcard(module)] = style
+    if overrides:
+        yield Attempt(block=", ".join(sorted(overrides)), reason="its gradients are wrong", overrides=overrides)
+
+
+def _enclosing_blocks(module: str) -> Iterator[str]:
+    """The module's parents from the inside out (the module itself first), with `*` for layer numbers."""
+    parts = wildcard(f".{module}.").strip(".").split(".") if module else []
+    for length in range(len(parts), -1, -1):
+        block = ".".join(parts[:length])
+        if not block.endswith("*") or length == len(parts):
+            yield block
+
+
+def _rules_of_block(subject: Subject, block: str) -> dict[str, str]:
+    """The resolved rules strictly inside a block; outside of layers only those that are not inside one.
+
+    A block that holds whole layers is never taken whole: that would unshard the model.
+    """
+    prefix = f"{block}." if block else ""
+    inside = {rule: style for rule, style in subject.plan.items() if rule.startswith(prefix) and rule != block}
+    return {rule: style for rule, style in inside.items() if "*" not in rule[len(prefix) :].split(".")}
+
+
+def _shards(style: str) -> bool:
+    known = STYLES.get(style)
+    return style not in WHOLE_STYLES and known is not None and style != "local_params"
+
+
+def _with_tied_partners(subject: Subject, overrides: dict[str, str]) -> dict[str, str]:
+    """The overrides, with the same style for a module whose weight is tied to one of theirs."""
+    paired = dict(overrides)
+    for target, source in subject.skeleton.ties.items():
+        pair = [wildcard(name.rpartition(".")[0]) for name in (target, source)]
+        for module, partner in (pair, pair[::-1]):
+            if module in overrides and partner in subject.plan and partner not in paired:
+                paired[partner] = overrides[module]
+    return paired
