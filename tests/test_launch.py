@@ -20,11 +20,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-import checkpoints
+from tests import checkpoints
 from tpplan import launch, launch_checkpoint
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import verify
-from tpplan.plan import ModelFacts, Plan, Target
+from tpplan.plan_document import ModelFacts, Plan, Target
 from tpplan.request import Request
 from tpplan.worker import Phase, RankResult, read_result
 
@@ -242,19 +242,14 @@ def test_two_hosts_meet_at_the_endpoint(llama: Path, scratch: Path, no_room: Non
     assert report.ranks[0]["tokens_equal"] is None
 
 
-def test_a_broken_checkpoint_says_nothing_about_the_plan(llama: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(llama, broken)
-    weights = broken / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4096])
-    given = Request(what=plan(llama, 2, {}), model=str(llama))
-    subject = launch._subject(given, "replicate")
-    spec = launch.replace(subject.spec, source=launch.replace(subject.spec.source, directory=broken))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_subject", lambda *_: launch.replace(subject, spec=spec))
-        report = verify(given)
+def test_a_checkpoint_that_does_not_load_unsharded_says_nothing_about_the_plan(llama: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(llama, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 80}))  # the weights have 96
+    report = verify(Request(what=plan(other, 2, {})))
     assert codes(report) == ["TPP521"]
-    assert "in load" in report.diagnostics[0].message
+    assert "raises in load" in report.diagnostics[0].message
     assert report.stages["launch"].status is Status.NOT_RUN and report.exit_code == 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tpplan.child import call_in_child
 from tpplan.diagnostics import Diagnostic, PlanError, Report, Status
 from tpplan.plan_document import ModelFacts, Plan, Proof, Target
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from tpplan.checks.subject import Subject
     from tpplan.planner import Repair
+    from tpplan.request import Request
 
 ModelOrPlan = str | os.PathLike[str] | Plan
 
@@ -42,9 +44,8 @@ def check(
 
     Raises InputError when the model or the plan cannot be read, PlanError when the installed packages do not serve.
     """
-    from tpplan.remedy import with_fixes
-    from tpplan.judge import Depth, judge
-    from tpplan.request import Request, open_request, usage_error
+    from tpplan.judge import Depth
+    from tpplan.request import Request, usage_error
 
     if depth not in tuple(Depth):
         raise usage_error(f"depth is {depth!r}", fix=f"give one of {', '.join(Depth)}")
@@ -59,7 +60,9 @@ def check(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
     )
-    return with_fixes(judge(open_request(request), Depth(depth)))
+    if _group_is_taken():
+        return call_in_child("check_request", request, depth)
+    return check_request(request, depth)
 
 
 def plan(
@@ -93,7 +96,9 @@ def plan(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
     )
-    return make_plan(request, strategy)[0]
+    if _group_is_taken():
+        return call_in_child("plan_request", request, strategy)
+    return plan_request(request, strategy)
 
 
 def distributed_config(
@@ -127,10 +132,31 @@ def distributed_config(
         dtype=dtype,
         trust_remote_code=trust_remote_code,
     )
-    return DistributedConfig(**passing_subject(request, strategy).sharding.arguments())
+    if _group_is_taken():
+        return DistributedConfig(**call_in_child("passing_arguments", request, strategy))
+    return DistributedConfig(**passing_arguments(request, strategy))
 
 
-def passing_subject(request, strategy: str = "replicate") -> Subject:
+def check_request(request: Request, depth: str) -> Report:
+    """The report on `request`, in this process."""
+    from tpplan.judge import Depth, judge
+    from tpplan.remedy import with_fixes
+    from tpplan.request import open_request
+
+    return with_fixes(judge(open_request(request), Depth(depth)))
+
+
+def plan_request(request: Request, strategy: str) -> Plan:
+    """The plan for `request`, made in this process."""
+    return make_plan(request, strategy)[0]
+
+
+def passing_arguments(request: Request, strategy: str) -> dict:
+    """Keyword arguments of the DistributedConfig of a plan that passes, found in this process."""
+    return passing_subject(request, strategy).sharding.arguments()
+
+
+def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
     """The subject of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
     from tpplan.judge import Depth, judge
     from tpplan.request import open_request
@@ -143,7 +169,7 @@ def passing_subject(request, strategy: str = "replicate") -> Subject:
     return judgement.subject
 
 
-def make_plan(request, strategy: str = "replicate") -> tuple[Plan, Repair]:
+def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
     from tpplan.model.internals import versions
     from tpplan.request import DTYPES, facts
@@ -170,7 +196,7 @@ def make_plan(request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     return made, repaired
 
 
-def _repair(request, strategy: str) -> Repair:
+def _repair(request: Request, strategy: str) -> Repair:
     from tpplan.judge import Depth
     from tpplan.planner import repair
     from tpplan.request import open_request, usage_error
@@ -197,3 +223,10 @@ def _no_repair(repaired: Repair) -> Report:
         evidence=f"strategy {repaired.strategy} was tried on {tried}",
     )
     return replace(report, diagnostics=(verdict, *report.diagnostics))
+
+
+def _group_is_taken() -> bool:
+    """Whether this process is a rank of a process group already; the stages need one of their own."""
+    from tpplan.model.ranks import group_is_taken
+
+    return group_is_taken()

@@ -140,7 +140,7 @@ def plan(
 ) -> int:
     """Write a plan that passes, or say why none can."""
     from tpplan import api
-    from tpplan.plan_document import write_atomically
+    from tpplan.files import write_atomically
 
     request = replace(_request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code), name=name)
     try:

@@ -168,6 +168,9 @@ class PlanError(Exception):
         shown = report.errors or report.diagnostics
         super().__init__("\n".join(f"{d.code} {d.slug}: {d.message}" for d in shown) or f"verdict {report.verdict}")
 
+    def __reduce__(self) -> tuple:
+        return _with_report, (type(self), self.report)
+
 
 class InputError(PlanError):
     """The model or the plan cannot be read, or the call makes no sense (command line: exit code 2)."""
@@ -178,3 +181,10 @@ class InputError(PlanError):
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         return self.report.diagnostics
+
+
+def _with_report(kind: type[PlanError], report: Report) -> PlanError:
+    """Unpickle an error, whose constructor takes other arguments than its message."""
+    error = kind.__new__(kind)
+    PlanError.__init__(error, report)
+    return error

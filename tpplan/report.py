@@ -22,12 +22,14 @@ def as_json(report: Report) -> str:
 
 
 def as_text(report: Report) -> Text:
-    """The report for a terminal: diagnostics, then stages, bytes and the verdict."""
+    """The report for a terminal: diagnostics (a fix that several share once), then stages, bytes and the verdict."""
     from rich.text import Text
 
     text = Text()
+    fixes: set[str] = set()
     for diagnostic in report.diagnostics:
-        text.append_text(diagnostic_text(diagnostic))
+        text.append_text(diagnostic_text(diagnostic, with_fix=diagnostic.fix not in fixes))
+        fixes.add(diagnostic.fix)
     for name, stage in report.stages.items():
         text.append(f"{name:<8} ")
         text.append(f"{stage.status:<8}", style=STATUS_STYLE[stage.status])
@@ -44,7 +46,7 @@ def as_text(report: Report) -> Text:
     return text
 
 
-def diagnostic_text(diagnostic: Diagnostic) -> Text:
+def diagnostic_text(diagnostic: Diagnostic, *, with_fix: bool = True) -> Text:
     """`place: severity CODE slug: message`, then the evidence and the fix on lines of their own."""
     from rich.text import Text
 
@@ -55,7 +57,7 @@ def diagnostic_text(diagnostic: Diagnostic) -> Text:
     text.append(f" {diagnostic.code} {diagnostic.slug}: {diagnostic.message}\n")
     if diagnostic.evidence:
         text.append(f"  evidence: {diagnostic.evidence}\n", style="dim")
-    if diagnostic.fix:
+    if diagnostic.fix and with_fix:
         text.append(f"  fix: {diagnostic.fix}\n")
     return text
 

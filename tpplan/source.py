@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 
@@ -89,7 +92,8 @@ def _read_hub(name: str) -> Source:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        file = hf_hub_download(name, CONFIG_NAME)
+        # Without an answer huggingface_hub would retry for half a minute; the cache is asked at once instead.
+        file = hf_hub_download(name, CONFIG_NAME, local_files_only=not _hub_answers())
     except HFValidationError as error:
         raise _unreadable(name, f"neither a path nor a valid hub id ({error})") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -104,6 +108,23 @@ def _read_hub(name: str) -> Source:
             model=name,
         ) from error
     return Source(name=name, config=read_config(Path(file)), config_file=file)
+
+
+def _hub_answers(timeout: float = 5.0) -> bool:
+    """Whether the hub's host takes a connection within `timeout` seconds. Behind a proxy only a request could tell."""
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    url = urlsplit(ENDPOINT)
+    if HF_HUB_OFFLINE:
+        return False
+    if getproxies().get(url.scheme) and not proxy_bypass(url.hostname or ""):
+        return True
+    try:
+        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        socket.create_connection((url.hostname, port), timeout=timeout).close()
+    except OSError:
+        return False
+    return True
 
 
 def _checkpoint_keys(directory: Path) -> frozenset[str] | None:

@@ -32,10 +32,6 @@ class Holding(StrEnum):
     NO_ORACLE = "no oracle"
 
 
-# Stages that the oracle does not have: it can say nothing of an error that only they found.
-NUMERIC_CODES = frozenset({"TPP501", "TPP502", "TPP504", "TPP505", "TPP506"})
-
-
 def compare(verdict: str, status: str) -> Agreement:
     """verdict: of tpplan's check to the depth of shapes. status: of the oracle's run of the same plan."""
     if verdict in BROKEN:
@@ -53,7 +49,7 @@ def compare(verdict: str, status: str) -> Agreement:
     return Agreement.MOOT if status in ("refused", "unsharded-raises") else Agreement.SAME
 
 
-def holding(verdict: str, overrides: dict, status: str | None) -> Holding:
+def holding(verdict: str, status: str | None) -> Holding:
     """verdict: of the repaired plan. status: of the oracle's run of it, None when there was no repair to run."""
     if verdict in BROKEN:
         return Holding.BROKEN

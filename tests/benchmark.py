@@ -1,0 +1,118 @@
+"""python -m tests.benchmark: what a check costs, as ratios against baselines measured in the same run.
+
+For each model: wall time of `tpplan check` in a new process over the wall time of a new process that only imports torch
+and Transformers, its peak memory, and the same at twice the ranks. Then, in one process that has imported both
+libraries: wall time of the library call, and of running every layer instead of one of each kind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPEATS = 3
+MODELS = {
+    ("GLM-4-9B-0414", 4): {
+        "model_type": "glm4",
+        "architectures": ["Glm4ForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 13696,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "vocab_size": 151552,
+        "attention_bias": True,
+        "dtype": "bfloat16",
+    },
+    ("Llama-3.1-405B", 8): {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 16384,
+        "intermediate_size": 53248,
+        "num_hidden_layers": 126,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "dtype": "bfloat16",
+    },
+    ("DeepSeek-V3", 16): {
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 256,
+        "vocab_size": 129280,
+        "dtype": "bfloat16",
+    },
+}
+IN_PROCESS = """
+import json, sys, time
+import torch, transformers
+from tpplan import check
+from tpplan.model.config import load_spec
+from tpplan.model.skeleton import Sharding
+from tpplan.shapes import run_shapes
+from tpplan.source import read_source
+path, tp_size = sys.argv[1], int(sys.argv[2])
+started = time.perf_counter(); check(path, tp_size); first = time.perf_counter() - started
+started = time.perf_counter(); check(path, tp_size); second = time.perf_counter() - started
+spec = load_spec(read_source(path))
+some = run_shapes(spec, Sharding(tp_size=tp_size))
+every = run_shapes(spec, Sharding(tp_size=tp_size), every_layer=True)
+same = (some.stop and some.stop.module, some.logits_width) == (every.stop and every.stop.module, every.logits_width)
+print(json.dumps([first, second, some.seconds, every.seconds, same]))
+"""
+
+
+def main() -> None:
+    baseline = statistics.median(_run([sys.executable, "-c", "import torch, transformers"])[0] for _ in range(REPEATS))
+    print(f"baseline: a process that imports torch and transformers, {baseline:.2f} s (median of {REPEATS})")
+    with tempfile.TemporaryDirectory() as directory:
+        for (name, tp_size), config in MODELS.items():
+            path = Path(directory) / name
+            path.mkdir()
+            (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+            _check(name, str(path), tp_size, baseline)
+            _in_process(str(path), tp_size)
+
+
+def _check(name: str, path: str, tp_size: int, baseline: float) -> None:
+    for size in (tp_size, 2 * tp_size):
+        command = [sys.executable, "-m", "tpplan", "check", path, "--tp-size", str(size)]
+        runs = [_run(command) for _ in range(REPEATS)]
+        seconds = statistics.median(run[0] for run in runs)
+        memory = max(run[1] for run in runs)
+        print(f"{name} tp {size}: check {seconds:.2f} s, {seconds / baseline:.2f} x baseline, peak {memory / 2**20:.2f} GiB")
+
+
+def _in_process(path: str, tp_size: int) -> None:
+    command = [sys.executable, "-c", IN_PROCESS, path, str(tp_size)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    first, second, some, every, same = json.loads(output)
+    print(f"  library call, libraries imported: {first:.2f} s the first time, {second:.2f} s the second")
+    print(f"  shapes: {some:.2f} s, every layer {every:.2f} s, {every / some:.1f} x; same outcome: {same}")
+
+
+def _run(command: list[str]) -> tuple[float, int]:
+    """Wall seconds and peak memory in KiB of a child process; its exit code is the check's verdict, not a failure."""
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, _, usage = os.wait4(process.pid, 0)
+    process.returncode = 0
+    return time.perf_counter() - started, usage.ru_maxrss
+
+
+if __name__ == "__main__":
+    main()

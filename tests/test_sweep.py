@@ -1,0 +1,150 @@
+"""The sweep's own machinery on one small model; the full sweep with `-m sweep`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+if str(REPOSITORY) not in sys.path:
+    sys.path.insert(0, str(REPOSITORY))
+
+from tests.sweep import children, summary  # noqa: E402
+from tests.sweep.agreement import Agreement, Holding, compare, holding  # noqa: E402
+from tests.sweep.cases import Case, chosen, config_cases  # noqa: E402
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "architectures": ["LlamaForCausalLM"],
+}
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Path:
+    directory = tmp_path / "configs"
+    directory.mkdir()
+    (directory / "b.json").write_text(json.dumps(LLAMA))
+    (directory / "a.json").write_text(json.dumps(LLAMA | {"num_key_value_heads": 8}))
+    (directory / "other.json").write_text(json.dumps({"model_type": "gpt2"}))
+    return directory
+
+
+def sweep(*arguments: object) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.sweep", *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+
+def test_a_sweep_judges_repairs_and_resumes(configs: Path, tmp_path: Path) -> None:
+    arguments = ("--kind", "configs", "--configs", configs, "--only", "b", "--tp", 2, "--tp", 4, "--results", tmp_path / "out")
+    done = sweep(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "agreement: 2 same" in done.stdout and "1 repair holds" in done.stdout
+    by_size = {record["tp_size"]: record for record in summary.read(tmp_path / "out" / "results.jsonl")}
+    assert by_size[2]["check"]["verdict"] == "pass" and by_size[2]["oracle"]["status"] == "runs"
+    assert by_size[4]["check"]["verdict"] == "fail" and by_size[4]["oracle"]["module"] == "model.layers.0.self_attn"
+    assert by_size[4]["repair"]["stages"]["numerics"][0] == "passed" and by_size[4]["oracle_repair"]["status"] == "runs"
+    again = sweep(*arguments)
+    assert again.stdout == done.stdout and "b tp" not in again.stderr
+
+
+def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
+    source = (REPOSITORY / "tests" / "sweep" / "oracle.py").read_text()
+    assert not [line for line in source.splitlines() if "import" in line and ("tpplan" in line or "from ." in line)]
+
+
+def test_cases_of_new_model_types_come_first(configs: Path) -> None:
+    assert [case.name for case in config_cases(configs)] == ["a", "other", "b"]
+
+
+def test_a_sample_is_the_same_each_time() -> None:
+    cases = [Case(name=f"case {number}", model_type="llama") for number in range(20)]
+    assert chosen(cases, "case 1*", 4) == chosen(cases, "case 1*", 4)
+    assert len(chosen(cases, "case 1*", 4)) == 4
+    assert chosen(cases, "gpt2", None) == []
+
+
+def test_a_child_that_dies_or_hangs_is_recorded(tmp_path: Path) -> None:
+    def dies():
+        yield 1
+        os.abort()
+
+    def raises():
+        yield 1
+        raise RuntimeError("of the child")
+
+    def hangs():
+        yield 1
+        while True:
+            pass
+
+    limits = children.Limits(seconds=1.0)
+    for work, words in ((dies, "ended with -6"), (raises, "of the child"), (hangs, "timeout")):
+        child = children.run(work, 2, limits, tmp_path / "log")
+        assert child.said == [1] and words in child.failure
+    whole = children.run(lambda: [1, 2], 2, limits, tmp_path / "log")
+    assert whole.said == [1, 2] and not whole.failure and whole.peak_mib
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "agreement"),
+    [
+        ("pass", "runs", Agreement.SAME),
+        ("pass", "raises", Agreement.FALSE_PASS),
+        ("pass", "wrong-width", Agreement.FALSE_PASS),
+        ("pass", "unsharded-raises", Agreement.FALSE_PASS),
+        ("fail", "raises", Agreement.SAME),
+        ("fail", "runs", Agreement.FALSE_FAIL),
+        ("fail", "unsharded-raises", Agreement.MOOT),
+        ("incomplete", "unsharded-raises", Agreement.SAME),
+        ("incomplete", "runs", Agreement.NOT_RUN),
+        ("refused", "refused", Agreement.SAME),
+        ("refused", "runs", Agreement.REFUSED),
+        ("crash", "runs", Agreement.BROKEN),
+        ("pass", "timeout", Agreement.NO_ORACLE),
+    ],
+)
+def test_agreement(verdict: str, status: str, agreement: Agreement) -> None:
+    assert compare(verdict, status) is agreement
+
+
+@pytest.mark.parametrize(
+    ("verdict", "status", "held"),
+    [
+        ("pass", "runs", Holding.HOLDS),
+        ("pass", "raises", Holding.FAILS),
+        ("pass", None, Holding.NO_ORACLE),
+        ("fail", None, Holding.NONE),
+        ("incomplete", "runs", Holding.INCOMPLETE),
+        ("crash", None, Holding.BROKEN),
+    ],
+)
+def test_holding(verdict: str, status: str | None, held: Holding) -> None:
+    assert holding(verdict, status) is held
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("purpose", ["inference", "training"])
+def test_every_case_agrees_with_the_oracle(tmp_path: Path, purpose: str) -> None:
+    done = sweep("--purpose", purpose, "--results", tmp_path)
+    assert done.returncode == 0, done.stderr
+    bad = [
+        record
+        for record in summary.read(tmp_path / "results.jsonl")
+        if record.get("agreement") in (Agreement.FALSE_PASS, Agreement.FALSE_FAIL, Agreement.BROKEN)
+        or record.get("holding") in (Holding.FAILS, Holding.BROKEN)
+    ]
+    assert not bad, done.stdout

@@ -1,0 +1,196 @@
+"""`tpplan launch`: torchrun's arguments and the script's exit code pass through, and the TPU environment, real and imitated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests import checkpoints
+from tpplan.diagnostics import PlanError, Status
+from tpplan.launch import verify
+from tpplan.request import Request
+from tpplan.torchrun import AUTOLOAD, launch, tpu_environment
+
+TPU_VENV = Path("/work/venvs/tpu/bin/python")
+
+SCRIPT = """
+import json, os, signal, sys, time
+directory, what = sys.argv[1:]
+told = {"arguments": sys.argv[1:], "world": os.environ["WORLD_SIZE"]}
+told |= {name: value for name, value in os.environ.items() if name.startswith(("TORCH_TPU", "TORCH_DEVICE", "FAKE_"))}
+with open(os.path.join(directory, "rank" + os.environ["RANK"]), "w") as file:
+    json.dump(told, file)
+if what == "signal":
+    os.kill(os.getpid(), signal.SIGKILL)
+if what == "wait":
+    time.sleep(120)
+sys.exit(int(what) if what.isdigit() else 0)
+"""
+
+# A torch_tpu for a machine without one: torch loads it as its own, and it has what tpplan calls.
+IMITATION = """
+import os, sys, types
+def load():
+    import torch
+    {load}
+    torch.accelerator.device_count = lambda: {chips}
+    def set_tpu_launch_env(*, nnodes=None, nproc_per_node=None):
+        print("noise on stdout")
+        if not {chips}:
+            raise ValueError("none")
+        os.environ.setdefault("TORCH_TPU_TOPOLOGY", "2,2,1")
+        os.environ.setdefault("FAKE_RANKS", str(nproc_per_node))
+    torch.tpu = types.SimpleNamespace(distributed=types.SimpleNamespace(set_tpu_launch_env=set_tpu_launch_env))
+"""
+
+
+@pytest.fixture(autouse=True)
+def autoload_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the command line has it."""
+    monkeypatch.setenv(AUTOLOAD, "0")
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def told(directory: Path, rank: int = 0) -> dict[str, str]:
+    return json.loads((directory / f"rank{rank}").read_text())
+
+
+def imitate(directory: Path, monkeypatch: pytest.MonkeyPatch, chips: int, load: str = "pass") -> None:
+    """Install the imitation for this process's metadata and for its children."""
+    if find_spec("torch_tpu"):
+        pytest.skip("the real torch_tpu is installed here, the imitation cannot be loaded beside it")
+    home = directory / "imitation"
+    info = home / "torch_tpu-0.0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_tpu\nVersion: 0.0.1\n")
+    (info / "entry_points.txt").write_text("[torch.backends]\ntorch_tpu = imitated_tpu:load\n")
+    (home / "imitated_tpu.py").write_text(IMITATION.format(chips=chips, load=load))
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(home), os.environ.get("PYTHONPATH", ""))))
+
+
+def test_arguments_and_environment_pass_unchanged(script: Path, tmp_path: Path) -> None:
+    assert launch(["--nproc-per-node=2", str(script), str(tmp_path), "done"], device="cpu") == 0
+    for rank in (0, 1):
+        assert told(tmp_path, rank) == {"arguments": [str(tmp_path), "done"], "world": "2", AUTOLOAD: "0"}
+
+
+@pytest.mark.parametrize(("what", "code"), [("7", 7), ("signal", 128 + signal.SIGKILL)])
+def test_the_exit_code_is_the_script_s(what: str, code: int, script: Path, tmp_path: Path) -> None:
+    assert launch(["--nproc-per-node=1", str(script), str(tmp_path), what], device="cpu") == code
+
+
+def test_torchrun_s_own_usage_error_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch(["--no-such-option"], device="cpu") == 2
+    assert "usage: torchrun" in capfd.readouterr().err
+
+
+def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> None:
+    code = f"import sys; from tpplan.torchrun import launch; sys.exit(launch({[str(script), str(tmp_path), 'wait']!r}, 'cpu'))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
+    child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "rank0").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) == 128 + signal.SIGINT
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(script).encode() in read(path)]
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_print_env_prints_and_runs_nothing(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch([str(script), str(tmp_path), "7"], device="cpu", print_env=True) == 0
+    assert capsys.readouterr().out == f"{AUTOLOAD}=0\n"
+    assert not (tmp_path / "rank0").exists()
+
+
+def test_chips_that_are_present_are_prepared(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    imitate(tmp_path, monkeypatch, chips=4)
+    assert launch([str(script), str(tmp_path), "0"], print_env=True) == 0
+    assert capsys.readouterr().out == "FAKE_RANKS=None\nTORCH_TPU_TOPOLOGY=2,2,1\n"
+    assert launch([str(script), str(tmp_path), "0"]) == 0
+    assert told(tmp_path)["TORCH_TPU_TOPOLOGY"] == "2,2,1"
+    assert AUTOLOAD not in told(tmp_path)
+
+
+def test_ranks_on_a_tpu_get_the_launch_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way of --device tpu, with an imitation whose ranks then compute on cpu."""
+    check = "if 'RANK' in os.environ and os.environ.get('FAKE_RANKS') != '2': raise RuntimeError('not prepared')"
+    imitate(tmp_path, monkeypatch, chips=4, load=check)
+    model = checkpoints.llama(tmp_path / "model")
+    report = verify(Request(what=str(model), tp_size=2, device="tpu-v6e"))
+    assert report.diagnostics == ()
+    assert report.stages["launch"].status is Status.PASSED
+
+
+def test_without_chips_nothing_is_set(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imitate(tmp_path, monkeypatch, chips=0)
+    assert launch([str(script), str(tmp_path), "0"]) == 0
+    assert told(tmp_path).keys() == {"arguments", "world", AUTOLOAD}
+
+
+def test_a_torch_tpu_that_does_not_load_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imitate(tmp_path, monkeypatch, chips=4, load="raise OSError('libtpu is broken')")
+    with pytest.raises(PlanError) as error:
+        tpu_environment()
+    [diagnostic] = error.value.report.diagnostics
+    assert diagnostic.code == "TPP912"
+    assert "torch_tpu 0.0.1" in diagnostic.evidence
+
+
+@pytest.mark.skipif(find_spec("torch_tpu") is not None, reason="torch_tpu is installed")
+def test_without_torch_tpu_a_tpu_is_refused(script: Path, tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as error:
+        launch([str(script), str(tmp_path), "0"], device="tpu")
+    assert [diagnostic.code for diagnostic in error.value.report.diagnostics] == ["TPP910"]
+    model = checkpoints.llama(tmp_path / "model")
+    report = verify(Request(what=str(model), tp_size=2, device="tpu"))
+    assert [diagnostic.code for diagnostic in report.diagnostics] == ["TPP910"]
+    assert report.stages["launch"].status is Status.NOT_RUN
+    assert report.exit_code == 1
+
+
+def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
+    """In this interpreter where it has torch_tpu, else in the environment of this machine that has it."""
+    python = sys.executable if find_spec("torch_tpu") else str(TPU_VENV)
+    if not Path(python).exists():
+        pytest.skip(f"torch_tpu is not installed here, and there is no {TPU_VENV}")
+    if list(Path("/dev/vfio").glob("[0-9]*")):
+        pytest.skip("this machine has chips")
+    model = checkpoints.llama(tmp_path / "model")
+    code = (
+        "import json; from tpplan.launch import verify; from tpplan.request import Request\n"
+        f"report = verify(Request(what={str(model)!r}, tp_size=2, device='tpu'))\n"
+        "print(json.dumps(report.to_dict() | {'exit_code': report.exit_code}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(launch.__code__.co_filename).parent.parent)}
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [diagnostic["code"] for diagnostic in report["diagnostics"]] == ["TPP911"]
+    assert "ValueError" in report["diagnostics"][0]["evidence"]
+    assert report["stages"]["launch"]["status"] == "not-run"
+    assert report["exit_code"] == 1
+    assert "torch_tpu" in report["versions"]

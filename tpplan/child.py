@@ -1,0 +1,51 @@
+"""A library call carried out in a fresh process, for callers whose own process already belongs to a process group."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+# What a launcher tells its workers about their place; the child has none.
+LAUNCHER_PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+
+
+def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
+    """What `tpplan.api.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
+    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    done = subprocess.run(
+        [sys.executable, "-m", "tpplan.child"],
+        input=pickle.dumps((function, args, kwargs)),
+        stdout=subprocess.PIPE,
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the process that ran tpplan.{function} ended with code {done.returncode}; see its stderr")
+    returned, value = pickle.loads(done.stdout)
+    if not returned:
+        raise value
+    return value
+
+
+def main() -> None:
+    """The child's side: a pickled call on stdin, its pickled outcome on stdout, everything printed on stderr."""
+    outcome_stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    function, args, kwargs = pickle.load(sys.stdin.buffer)
+    from tpplan import api
+    from tpplan.diagnostics import PlanError
+
+    try:
+        outcome = (True, getattr(api, function)(*args, **kwargs))
+    except PlanError as error:
+        outcome = (False, error)
+    with outcome_stream:
+        pickle.dump(outcome, outcome_stream)
+
+
+if __name__ == "__main__":
+    main()

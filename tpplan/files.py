@@ -1,0 +1,65 @@
+"""Writing files: whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tpplan.diagnostics import Diagnostic, InputError, Place
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` to the file at `path` as UTF-8: afterwards it holds all of the text, or what it held before.
+
+    Permissions are those that opening the file for writing would give: an existing file keeps its mode and must be
+    writable, a new one gets what the umask leaves. A symbolic link is followed. The text is on disk on return.
+    Raises InputError (TPP101) where that place cannot be written.
+    """
+    data = text.encode("utf-8")
+    try:
+        target = os.path.realpath(path)
+        with _file_beside(target, _mode_to_keep(target)) as temporary:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+    except (OSError, ValueError) as error:  # ValueError: a path that holds NUL
+        raise InputError(
+            Diagnostic(
+                code="TPP101",
+                message="the file cannot be written; nothing was changed",
+                where=Place(file=os.fspath(path)),
+                evidence=getattr(error, "strerror", None) or str(error),
+            )
+        ) from error
+
+
+def _mode_to_keep(target: str) -> int | None:
+    """Mode of the file at `target`, None if there is none. Raises OSError where open() for writing would not do."""
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(mode):  # replacing a device or a pipe would destroy it
+        raise OSError(None, "not a regular file")
+    if not os.access(target, os.W_OK):
+        raise PermissionError(None, "the file there is write-protected")
+    return stat.S_IMODE(mode)
+
+
+@contextmanager
+def _file_beside(target: str, mode: int | None) -> Iterator[str]:
+    """Path of a new empty file in the directory of `target`, gone again unless it was renamed."""
+    path = os.path.join(os.path.dirname(target), f".tpplan-{secrets.token_hex(8)}.tmp")
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        if mode is not None:
+            os.chmod(path, mode)
+        yield path
+    finally:
+        if os.path.lexists(path):
+            os.unlink(path)
