@@ -16,6 +16,7 @@ __all__ = ["Diagnostic", "InputError", "Plan", "PlanError", "Report", "check", "
 _HOMES = {
     "check": "api",
     "distributed_config": "api",
+    "plan": "api",
     "Diagnostic": "diagnostics",
     "InputError": "diagnostics",
     "PlanError": "diagnostics",

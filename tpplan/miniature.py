@@ -204,7 +204,7 @@ def _set(values: dict, name: str, new: Any, where: str, changes: dict) -> None:
 
 
 def _brief(value: Any) -> Any:
-    return f"[{len(value)}]" if isinstance(value, list) else value
+    return f"[{len(value)}]" if isinstance(value, (list, dict)) else value
 
 
 def _new_value(name: str, value: Any, config: Any, tp_size: int, hidden: str, layers: list[int]) -> Any:

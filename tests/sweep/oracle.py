@@ -1,7 +1,8 @@
 """The oracle: raw torch and Transformers on one config. It imports nothing of tpplan, so that it shares no mistake with it.
 
 The model is built on the meta device with its weights untied, cut by `maybe_distribute_model` under a fake process
-group, given fake weights, and called with real token ids: every layer, on the first and on the last rank.
+group, given fake weights, and called with real token ids: every layer, on the first rank and, where shards are
+uneven, on the last.
 """
 
 from __future__ import annotations
@@ -86,25 +87,36 @@ class Oracle:
         return self._unsharded
 
     def sharded(self, tp_size: int, overrides: Mapping[str, str] | None = None, ep_size: int | None = None) -> Run:
-        """The model at tp_size with the overrides over its own plan: the first failure of the ranks, else rank 0's run."""
-        whole = self.unsharded()
-        if whole.status in (Status.REFUSED, Status.UNSUPPORTED):
-            return whole
+        """The model at tp_size with the overrides over its own plan: the first failure of the ranks, else rank 0's run.
+
+        The last rank is run only where some shard is uneven: elsewhere its shapes are those of rank 0.
+        """
+        if self.refused:
+            return self.refused
         started = time.perf_counter()
-        runs = []
-        for rank in sorted({0, tp_size - 1}):
-            with _silence(), _fake_group(rank, tp_size):
-                runs.append(self._run_rank(tp_size, overrides, ep_size))
-            if runs[-1].status is not Status.RUNS:
-                break
-        worst = runs[-1] if runs[-1].status is not Status.RUNS else runs[0]
-        if whole.status is not Status.RUNS and worst.phase != "sharding":
-            return _timed(whole, started, self._class_name, status=Status.UNSHARDED_RAISES)
-        wrong = next((run for run in runs if run.status is Status.RUNS and run.width != whole.width), None)
-        if wrong:
-            words = f"{wrong.width} columns of logits, unsharded {whole.width}"
-            return _timed(wrong, started, self._class_name, status=Status.WRONG_WIDTH, error=words)
-        return _timed(worst, started, self._class_name)
+        with _silence(), _fake_group(0, tp_size):
+            run, even = self._run_rank(tp_size, overrides, ep_size)
+        if run.status is Status.RUNS and not even and tp_size > 1:
+            with _silence(), _fake_group(tp_size - 1, tp_size):
+                last, _ = self._run_rank(tp_size, overrides, ep_size)
+            run = run if last.status is Status.RUNS and last.width == run.width else replace(last, share=run.share)
+        return _timed(self._beside_unsharded(run), started, self._class_name)
+
+    def _beside_unsharded(self, run: Run) -> Run:
+        """The run, judged again by the unsharded model's where it stopped or its logits are not the vocabulary."""
+        if run.phase == "sharding" or (run.status is Status.RUNS and run.width == self._vocabulary()):
+            return run
+        whole = self.unsharded()
+        if whole.status is not Status.RUNS:
+            status = whole.status if whole.status is Status.UNSUPPORTED else Status.UNSHARDED_RAISES
+            return replace(whole, status=status, share=run.share)
+        if run.status is Status.RUNS and run.width != whole.width:
+            words = f"{run.width} columns of logits, unsharded {whole.width}"
+            return replace(run, status=Status.WRONG_WIDTH, error=words)
+        return run
+
+    def _vocabulary(self) -> int | None:
+        return getattr(self._config.get_text_config(decoder=True), "vocab_size", None)
 
     def _build(self) -> Any:
         import torch
@@ -115,7 +127,8 @@ class Oracle:
         with torch.device("meta"), no_tie_weights(), _silence():
             return auto_class.from_config(copy.deepcopy(self._config), dtype=torch.bfloat16)
 
-    def _run_rank(self, tp_size: int, overrides: Mapping[str, str] | None, ep_size: int | None) -> Run:
+    def _run_rank(self, tp_size: int, overrides: Mapping[str, str] | None, ep_size: int | None) -> tuple[Run, bool]:
+        """The run of one rank, and whether all of its shards are as large as every other rank's."""
         from transformers import DistributedConfig
 
         extra = {name: value for name, value in (("tp_plan", dict(overrides or {})), ("ep_size", ep_size)) if value}
@@ -125,10 +138,10 @@ class Oracle:
             model = type(model).maybe_distribute_model(model, arguments, mesh)
             model.tie_weights(recompute_mapping=False)
         except Exception as error:  # whatever from_pretrained would raise
-            return Run(status=Status.RAISES, phase="sharding", error=_words(error), module=None)
+            return Run(status=Status.RAISES, phase="sharding", error=_words(error)), True
         held, _ = _measure(model)
-        run = self._run(model)
-        return replace(run, share=round(held * tp_size / self._elements, 4))
+        even = _is_even(model)
+        return replace(self._run(model), share=round(held * tp_size / self._elements, 4)), even
 
     def _run(self, model: Any) -> Run:
         import torch
@@ -210,6 +223,19 @@ def _measure(model: Any) -> tuple[int, str]:
         if name not in tied
     ]
     return sum(sizes), type(model).__name__
+
+
+def _is_even(model: Any) -> bool:
+    """Whether every shard is one of equal ones, so that all ranks have the same shapes."""
+    from torch.distributed.tensor import DTensor
+
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):
+            size = parameter.device_mesh.size()
+            cut = any(placement.is_shard() for placement in parameter.placements)
+            if parameter.to_local().numel() * (size if cut else 1) != parameter.numel():
+                return False
+    return True
 
 
 def _fake_weights(model: Any) -> None:

@@ -43,9 +43,9 @@ def records(case: Case, tp_sizes: list[int], sweep: Sweep) -> Iterator[dict]:
         answers = {answer["tp_size"]: answer for answer in ours.said}
         questions = list(_questions(tp_sizes, answers))
         theirs = children.run(
-            lambda: _ask(file, case.auto_class, questions, sweep.purpose), len(questions) + 1, sweep.limits, sweep.log
+            lambda: _ask(file, case.auto_class, questions, sweep.purpose), len(questions), sweep.limits, sweep.log
         )
-    runs = dict(zip(["unsharded", *map(str, questions)], theirs.said))
+    runs = dict(zip(map(str, questions), theirs.said))
     for size in tp_sizes:
         answer = answers.get(size) or {"check": _broken(ours.failure)}
         made = start | {"tp_size": size, "peak_mib": ours.peak_mib} | answer
@@ -64,7 +64,6 @@ def _questions(tp_sizes: list[int], answers: dict[int, dict]) -> Iterator[tuple]
 
 def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: str) -> Iterator[dict]:
     oracle = Oracle(file, auto_class, training=purpose == "training")
-    yield asdict(oracle.unsharded())
     for question in questions:
         yield asdict(oracle.sharded(*question))
 
@@ -72,8 +71,7 @@ def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: st
 def _side_by_side(made: dict, size: int, runs: dict[str, dict], failure: str) -> dict:
     missing = {"status": failure.partition(":")[0] or "crash", "error": failure}
     plain = runs.get(str((size, None, None)), missing)
-    found: dict[str, Any] = {"unsharded": runs.get("unsharded", missing), "oracle": plain}
-    found["agreement"] = str(compare(made["check"]["verdict"], plain["status"]))
+    found: dict[str, Any] = {"oracle": plain, "agreement": str(compare(made["check"]["verdict"], plain["status"]))}
     repair = made.get("repair")
     if repair:
         overrides = repair.get("overrides") or {}

@@ -1,0 +1,77 @@
+"""The table of codes is complete: every code has a page, is given somewhere, and is shown by a failing case."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tpplan
+from tests.test_cases import CASES, Command, expected
+from tpplan.codes import CODES, Severity
+
+TESTS = Path(__file__).parent
+SOURCES = [file for file in Path(tpplan.__file__).parent.rglob("*.py") if file.name != "codes.py"]
+
+# Codes that no call of the command line can show from files alone: why, and the test that shows them instead.
+SHOWN_ELSEWHERE = {
+    "TPP304": ("Transformers before 5.23 on a TPU", "test_main_job.py"),
+    "TPP403": ("no small model of the installed release runs forward and stops in its backward", "test_main_job.py"),
+    "TPP506": ("the loader of the installed release has no such fault", "test_numerics.py"),
+    "TPP901": ("a broken installation", "test_internals.py"),
+} | {
+    code: ("real ranks or a TPU", "test_launch.py")
+    for code in CODES
+    if code.startswith(("TPP51", "TPP52")) or code in ("TPP910", "TPP911", "TPP912", "TPP913")
+}
+
+
+def test_slugs_and_titles_are_unique() -> None:
+    assert len({entry.slug for entry in CODES.values()}) == len(CODES)
+    assert len({entry.title for entry in CODES.values()}) == len(CODES)
+
+
+@pytest.mark.parametrize("code", CODES)
+class TestCode:
+    def test_has_a_number_a_slug_and_a_page(self, code: str) -> None:
+        entry = CODES[code]
+        assert re.fullmatch(r"TPP[1-59]\d\d", code)
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", entry.slug)
+        assert len(entry.page) > len(entry.title) > 10, "the page says more than the title"
+        assert entry.page.endswith(".") and not entry.title.endswith(".")
+
+    def test_is_given_by_the_product(self, code: str) -> None:
+        assert any(f'"{code}"' in file.read_text(encoding="utf-8") for file in SOURCES)
+
+    def test_is_shown_by_a_failing_case_and_absent_from_a_passing_one(self, code: str) -> None:
+        if code in SHOWN_ELSEWHERE:
+            pytest.skip("shown elsewhere")
+        failing, passing = CASES / f"{code}-{CODES[code].slug}", CASES / f"{code}-passing"
+        shown = output(failing)
+        assert f"{code} {CODES[code].slug}" in shown
+        assert code not in output(passing)
+        assert Command.read(passing).exit_code == 0
+        if CODES[code].severity is Severity.ERROR:
+            assert Command.read(failing).exit_code in (1, 2)
+
+    def test_is_explained(self, code: str, capsys: pytest.CaptureFixture) -> None:
+        from tpplan.cli import main
+
+        assert main(["explain", CODES[code].slug]) == main(["explain", code.lower()]) == 0
+        assert capsys.readouterr().out.count(CODES[code].page) == 2
+
+
+@pytest.mark.parametrize("code", SHOWN_ELSEWHERE)
+def test_what_no_case_shows_is_shown_by_a_test(code: str) -> None:
+    _, file = SHOWN_ELSEWHERE[code]
+    assert code in (TESTS / file).read_text(encoding="utf-8")
+
+
+def test_every_code_that_is_given_is_in_the_table() -> None:
+    given = {code for file in SOURCES for code in re.findall(r'"(TPP\d{3})"', file.read_text(encoding="utf-8"))}
+    assert given <= set(CODES)
+
+
+def output(folder: Path) -> str:
+    return "".join(expected(folder, name) for name in ("expected.txt", "expected.json", "expected.stderr"))
