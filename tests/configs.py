@@ -175,6 +175,33 @@ def apertus(**changes: Any) -> Config:
     return _small("apertus", num_attention_heads=8, num_key_value_heads=4, pad_token_id=0) | changes
 
 
+def gpt_neox(**changes: Any) -> Config:
+    """6 heads in one fused projection, query_key_value, which its plan cuts."""
+    return _small("gpt_neox", hidden_size=48, num_attention_heads=6) | changes
+
+
+def mixtral(**changes: Any) -> Config:
+    """Four experts, cut by the plan in their width and by the expert plan one by one."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return _small("mixtral", **sizes) | changes
+
+
+def gemma3_text(**changes: Any) -> Config:
+    """Layers of two kinds, and a tied head."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "sliding_window": 8}
+    kinds = ["sliding_attention", "full_attention"]
+    return _small("gemma3_text", **sizes, layer_types=kinds, pad_token_id=0) | changes
+
+
+def gemma4_text(**changes: Any) -> Config:
+    """Full-attention layers with wider and fewer key/value heads, 2, than the sliding ones, 4."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "sliding_window": 8}
+    full = {"num_global_key_value_heads": 2, "global_head_dim": 16, "attention_k_eq_v": True}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0}
+    small = {"vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 0, "pad_token_id": 0}
+    return _small("gemma4_text", **sizes, **full, **kinds, **small) | changes
+
+
 def sarvam_moe(**changes: Any) -> Config:
     """Experts that the loader fuses while it reads them, and a fused query_key_value."""
     return _small(

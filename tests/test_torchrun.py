@@ -1,4 +1,4 @@
-"""`tpplan launch`: torchrun's arguments and the script's exit code pass through, and the TPU environment, real and imitated."""
+"""`tpplan launch`: arguments and exit codes pass through; the TPU environment, of the real torch_tpu and imitated."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_torchrun_s_own_usage_error_is_its_own(capfd: pytest.CaptureFixture[str]
 
 
 def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> None:
-    code = f"import sys; from tpplan.torchrun import launch; sys.exit(launch({[str(script), str(tmp_path), 'wait']!r}, 'cpu'))"
+    arguments = [str(script), str(tmp_path), "wait"]
+    code = f"import sys; from tpplan.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -137,8 +138,8 @@ def test_chips_that_are_present_are_prepared(
 
 def test_ranks_on_a_tpu_get_the_launch_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of --device tpu, with an imitation whose ranks then compute on cpu."""
-    note = f"os.makedirs({str(tmp_path / 'loaded')!r} + os.environ.get('RANK', '-') + os.environ.get('FAKE_RANKS', '-'))"
-    imitate(tmp_path, monkeypatch, chips=4, load=f"'RANK' in os.environ and {note}")
+    name = f"{str(tmp_path / 'loaded')!r} + os.environ['RANK'] + os.environ.get('FAKE_RANKS', '-')"
+    imitate(tmp_path, monkeypatch, chips=4, load=f"'RANK' in os.environ and os.mkdir({name})")
     model = checkpoints.llama(tmp_path / "model")
     report = verify(Request(what=str(model), tp_size=2, device="tpu-v6e"))
     assert report.diagnostics == ()

@@ -1,4 +1,4 @@
-"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded, run it, and compare with the whole."""
+"""The launch stage: real ranks, started by torchrun, load the checkpoint sharded and run it, beside the whole model."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ..
 def _summary(ended: Ended) -> str:
     """One line on the ranks: what was compared, where all came to their end and it is right, and what the load cost."""
     results = [ended.results[rank] for rank in ended.ranks if rank in ended.results]
-    parts = [f"{len(ended.ranks)} ranks"]
+    parts = [f"{len(ended.ranks)} rank{'s' * (len(ended.ranks) > 1)}"]
     if ended.unsharded and all(result.logits for result in results):
         parts.append(f"logits within {max(result.logits['error'] for result in results):.1e} of the unsharded model's")
     if ended.unsharded and all(result.gradients for result in results):

@@ -156,7 +156,7 @@ def _missing_weights(ended: Ended, results: list[RankResult], place: Place) -> I
     if missing:
         yield Diagnostic(
             code="TPP522",
-            message=f"{len(missing)} weights were not loaded from the checkpoint and got random values",
+            message=f"the checkpoint gave no value to {_counted(len(missing), 'parameter')}, which are random now",
             where=place,
             evidence=_listed(missing),
         )
@@ -208,7 +208,7 @@ def _wrong_gradients(
         how = f"{ratio:g} times the unsharded ones" if ratio is not None else "not the unsharded ones"
         yield Diagnostic(
             code="TPP516",
-            message=f"the gradients of {len(found)} parameters are {how}",
+            message=f"the gradients of {_counted(len(found), 'parameter')} are {how}",
             where=place,
             evidence=f"{_listed(rules)}; worst on rank {rank}, {worst['parameter']}: "
             f"{_off(worst['error'], 'gradient')}, {worst['first']}",
@@ -258,6 +258,10 @@ def _ranks(ranks: Iterable[int], subject: Subject) -> str:
         return f"rank {shown[0]} of {subject.sharding.tp_size}"
     listed = ", ".join(map(str, shown[:LISTED])) + (", ..." if len(shown) > LISTED else "")
     return f"ranks {listed} of {subject.sharding.tp_size}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _listed(names: list[str]) -> str:

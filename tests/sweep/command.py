@@ -34,13 +34,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _sweep(cases: list[Case], options: argparse.Namespace, file: Path) -> None:
     limits = children.Limits(seconds=options.timeout, gib=options.memory)
     sweep = Sweep(purpose=options.purpose, numerics=options.numerics, limits=limits, log=options.results / "child.log")
-    done = {summary.key(record) for record in summary.read(file)}
+    done = summary.done(summary.read(file), options.numerics)
     stop = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     for number, case in enumerate(cases, start=1):
         if time.monotonic() > stop:
             print(f"stopped after {options.minutes:g} minutes, {number - 1} of {len(cases)} cases seen", file=sys.stderr)
             return
-        sizes = [size for size in options.tp if (case.name, size, options.purpose, options.numerics) not in done]
+        sizes = [size for size in options.tp if (case.name, size, options.purpose) not in done]
         if not sizes:
             continue
         started = time.monotonic()

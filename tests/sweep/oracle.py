@@ -153,7 +153,7 @@ class Oracle:
         phase = "forward"
         try:
             with torch.set_grad_enabled(self._training):
-                found = model(**inputs)
+                found = _callable(model)(**inputs)
                 logits = found.logits if getattr(found, "logits", None) is not None else found[0]
                 if self._training:
                     phase = "backward"
@@ -223,6 +223,16 @@ def _measure(model: Any) -> tuple[int, str]:
         if name not in tied
     ]
     return sum(sizes), type(model).__name__
+
+
+def _callable(model: Any) -> Any:
+    """What answers with logits: the model, or for a class without a forward of its own its first part that generates."""
+    from torch.nn.modules.module import _forward_unimplemented
+    from transformers import GenerationMixin
+
+    if type(model).forward is not _forward_unimplemented:
+        return model
+    return next((part for part in model.children() if isinstance(part, GenerationMixin)), model)
 
 
 def _is_even(model: Any) -> bool:

@@ -21,7 +21,9 @@ class Numerics(StrEnum):
 def answers(file: Path, auto_class: str | None, tp_sizes: list[int], purpose: str, numerics: Numerics) -> Iterator[dict]:
     """For each tp_size what tpplan says: `check`, and `repair` where there was something to repair or to prove."""
     for tp_size in tp_sizes:
-        yield {"tp_size": tp_size} | _answer(file, auto_class, tp_size, purpose, numerics)
+        began = time.process_time()
+        answer = _answer(file, auto_class, tp_size, purpose, numerics)
+        yield {"tp_size": tp_size, "cpu_seconds": round(time.process_time() - began, 2)} | answer
 
 
 def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, numerics: Numerics) -> dict:

@@ -7,21 +7,32 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from .product import Numerics
+
 SLOW_SECONDS = 10.0
+LEVELS = [str(level) for level in Numerics]
 BAD = ("false pass", "false refusal", "refused, yet it builds", "tpplan crashed", "not run", "no oracle")
 BAD_REPAIRS = ("repair does not hold", "repair crashed", "repair not proven", "no repair")
 
 
 def read(file: Path) -> list[dict]:
-    """The records, the last one of each key: a case that was run again counts once."""
+    """One record for each key: the one with most numerics, the last of equals."""
     if not file.exists():
         return []
-    latest = {key(record): record for record in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
-    return list(latest.values())
+    best: dict[tuple, dict] = {}
+    for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        if key(record) not in best or LEVELS.index(record["numerics"]) >= LEVELS.index(best[key(record)]["numerics"]):
+            best[key(record)] = record
+    return list(best.values())
 
 
 def key(record: dict) -> tuple:
-    return (record["case"], record["tp_size"], record["purpose"], record["numerics"])
+    return (record["case"], record["tp_size"], record["purpose"])
+
+
+def done(records: list[dict], numerics: str) -> set[tuple]:
+    """Keys of the records with at least these numerics."""
+    return {key(record) for record in records if LEVELS.index(record["numerics"]) >= LEVELS.index(numerics)}
 
 
 def summary(records: list[dict]) -> str:

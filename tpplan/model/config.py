@@ -26,6 +26,7 @@ AUTO_CLASSES = (
 )
 # Values without which a config describes no particular model; the class default would be another model's.
 DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
 # Values that change neither names, shapes, placement nor the code that runs: no plan depends on them.
 INCIDENTAL_FIELDS = frozenset(
     """_name_or_path architectures auto_map transformers_version dtype torch_dtype use_cache initializer_range
@@ -141,7 +142,7 @@ def _without_quantization(raw: dict) -> tuple[dict, str | None]:
 
 def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
     place = Place(file=source.config_file or source.name)
-    auto_map = raw.get("auto_map") or {}
+    auto_map = _remote_code(raw)
     if trust_remote_code and "AutoConfig" in auto_map:
         from transformers import AutoConfig
 
@@ -166,6 +167,12 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
         return _read_config(raw)
     except Exception as error:  # config classes validate with exceptions of many kinds
         raise _rejected(source, place, error) from error
+
+
+def _remote_code(raw: dict) -> dict:
+    """What the config says about Python files of the model's repository: auto class -> file and class."""
+    auto_map = raw.get("auto_map")
+    return auto_map if isinstance(auto_map, dict) else {}
 
 
 def _read_config(raw: dict) -> Any:
@@ -193,7 +200,7 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
             code="TPP114",
             message=f"model_type {model_type!r} is not in the installed Transformers and the model brings its own code",
             where=place,
-            evidence="auto_map names " + ", ".join(sorted(map(str, source.config["auto_map"].values()))[:3]),
+            evidence="auto_map names " + ", ".join(sorted(map(str, _remote_code(source.config).values()))[:3]),
             fix="read that code, then give --trust-remote-code",
         )
     nearest = difflib.get_close_matches(str(model_type), known, n=1)
@@ -213,7 +220,7 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
     return _input_error(
         source,
         code="TPP113",
-        message="Transformers refuses this config, and from_pretrained would too",
+        message="no model can be built from this config",
         where=place,
         evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
         fix="correct the value in config.json",
@@ -222,6 +229,9 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
 
 def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
+    layers = config_value(text_config(config), "num_hidden_layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        raise _rejected(source, Place(file=source.config_file or source.name), ValueError(f"{layers} hidden layers"))
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map
@@ -246,7 +256,7 @@ def _find_auto_class(source: Source, config: Any, requested: str | None, trust_r
         return _check_auto_class(source, config, requested, trust_remote_code)
     fitting = [name for name in AUTO_CLASSES if _classes_for(name, config)]
     if trust_remote_code:
-        remote = config_value(config, "auto_map") or {}
+        remote = _remote_code(source.config)
         fitting += [name for name in AUTO_CLASSES if name in remote]
     if not fitting:
         raise _input_error(
@@ -257,7 +267,8 @@ def _find_auto_class(source: Source, config: Any, requested: str | None, trust_r
             evidence="tried " + ", ".join(AUTO_CLASSES),
             fix="name the auto class with --auto-class",
         )
-    architectures = config_value(config, "architectures") or []
+    named = config_value(config, "architectures")
+    architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     for name in fitting:
         if {cls.__name__ for cls in _classes_for(name, config)} & set(architectures):
             return name
@@ -274,7 +285,7 @@ def _check_auto_class(source: Source, config: Any, name: str, trust_remote_code:
             message=f"Transformers has no auto class {name!r}",
             fix=f"give one of {', '.join(AUTO_CLASSES)}",
         )
-    remote = (config_value(config, "auto_map") or {}) if trust_remote_code else {}
+    remote = _remote_code(source.config) if trust_remote_code else {}
     if not _classes_for(name, config) and name not in remote:
         raise _input_error(
             source,

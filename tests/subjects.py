@@ -1,0 +1,53 @@
+"""Subjects and miniatures for tests that look below the command line, each made once a session."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from tests import configs
+from tpplan.checks.subject import Subject
+from tpplan.miniature import Miniature
+from tpplan.model.config import ModelSpec, load_spec
+from tpplan.model.skeleton import Sharding, Skeleton, build_skeleton
+from tpplan.proof import Bench
+from tpplan.source import read_source
+
+ATTENTION = "model.layers.*.self_attn."
+
+
+def rules(names: str, style: str, inside: str = ATTENTION) -> dict[str, str]:
+    """The overrides that give the projections of these letters one style: `rules("kv", "replicate")`."""
+    return {f"{inside}{name}_proj": style for name in names}
+
+
+def subject(
+    config: configs.Config, tp_size: int, overrides: Mapping[str, str] | None = None, *, training: bool = False
+) -> Subject:
+    """What the command line would judge for this config and these overrides."""
+    spec, skeleton = model(config)
+    sharding = Sharding(tp_size=tp_size, overrides=dict(overrides or {}))
+    return Subject(spec=spec, skeleton=skeleton, sharding=sharding, training=training)
+
+
+def model(config: configs.Config) -> tuple[ModelSpec, Skeleton]:
+    return _model(json.dumps(config))
+
+
+def miniature(config: configs.Config, tp_size: int) -> Miniature:
+    return _miniature(json.dumps(config), tp_size)
+
+
+@cache
+def _model(config: str) -> tuple[ModelSpec, Skeleton]:
+    with tempfile.TemporaryDirectory() as directory:
+        spec = load_spec(read_source(configs.write(Path(directory), json.loads(config))))
+    return spec, build_skeleton(spec)
+
+
+@cache
+def _miniature(config: str, tp_size: int) -> Miniature:
+    return Bench(subject(json.loads(config), tp_size)).miniature

@@ -1,0 +1,255 @@
+"""The numerics stage: what is wrong and does not raise is found, what is right passes.
+
+Every wrong plan stands next to a right one that differs in the rules that matter, so neither can hold by accident.
+Facts are measured: the sharded model of the installed Transformers against the unsharded one, float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests import configs
+from tests.subjects import ATTENTION, miniature, model, rules, subject
+from tpplan.load import run_load
+from tpplan.miniature import make_miniature
+from tpplan.model.internals import has_uneven_gather, transformers_version
+from tpplan.model.skeleton import Sharding, known_styles
+from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
+
+SUMMED = "replicated_with_grad_allreduce"
+GATHER = rules("qkv", "colwise_gather_output") | rules("o", "rowwise_split_input")
+needs_replicate = pytest.mark.skipif("replicate" not in known_styles(), reason="the style exists from 5.21.1")
+
+
+def numerics(
+    config: configs.Config, tp_size: int, overrides: Mapping[str, str] | None = None, *, training: bool = False
+) -> Numerics:
+    sharding = Sharding(tp_size=tp_size, overrides=dict(overrides or {}))
+    return run_numerics(miniature(config, tp_size), sharding, training=training)
+
+
+def kinds(result: Numerics) -> dict[str, Kind]:
+    """The wrong gradients of the first layer and of what is outside layers: short parameter name -> how it is wrong."""
+    assert result.differences == () and result.raised is None and result.not_run == ""
+    faults: tuple[GradientFault, ...] = result.gradients
+    return {fault.parameter.removeprefix("model.layers.0."): fault.kind for fault in faults}
+
+
+class TestWrongLogits:
+    @pytest.mark.parametrize(
+        "style", [SUMMED, pytest.param("replicate", marks=needs_replicate), "colwise_gather_output"]
+    )
+    def test_keys_and_values_alone_meet_the_wrong_queries(self, style: str) -> None:
+        result = numerics(configs.llama(), 4, rules("kv", style))
+        (difference,) = result.differences
+        assert difference.part is Part.FORWARD
+        assert difference.error > 0.1
+        assert difference.ranks == (0, 1, 2, 3)
+        assert difference.module == "model.layers.0.self_attn.o_proj", "q, k and v are right, what is made of them is not"
+
+        assert numerics(configs.llama(), 4, rules("qkvo", SUMMED)).passed
+
+    def test_a_cut_head_returns_its_part_of_the_vocabulary(self) -> None:
+        (difference,) = numerics(configs.llama(), 2, {"lm_head": "colwise"}).differences
+        assert difference.width == (80, 160)
+
+        assert numerics(configs.llama(), 2, {"lm_head": "colwise_gather_output"}).passed
+
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            {"model.embed_tokens": SUMMED},
+            {"model.embed_tokens": "embedding_colwise"},
+            {"lm_head": SUMMED},
+            {"lm_head": "rowwise_split_input"},
+        ],
+        ids=str,
+    )
+    def test_a_tied_pair_must_be_cut_alike(self, overrides: dict[str, str]) -> None:
+        if not set(overrides.values()) <= set(known_styles()):
+            pytest.skip("the installed Transformers has no such style")
+        tied = numerics(configs.llama(tie_word_embeddings=True), 2, overrides)
+        assert tied.raised or tied.differences
+
+        assert numerics(configs.llama(), 2, overrides).passed, "each is right on an untied model"
+        assert numerics(configs.llama(tie_word_embeddings=True), 2).passed
+
+
+class TestWrongGradients:
+    @needs_replicate
+    def test_replicated_attention_must_not_sum_its_gradients(self) -> None:
+        result = numerics(configs.llama(), 4, rules("qkvo", SUMMED), training=True)
+        assert kinds(result) == {f"self_attn.{name}_proj.weight": Kind.TIMES_TP_SIZE for name in "qkvo"}
+        assert all(fault.error == pytest.approx(3.0, abs=1e-3) for fault in result.gradients), "4 times is 3 too many"
+        assert {fault.ranks for fault in result.gradients} == {(0, 1, 2, 3)}
+
+        assert numerics(configs.llama(), 4, rules("qkvo", "replicate"), training=True).passed
+        assert numerics(configs.llama(), 4, rules("qkvo", SUMMED)).passed, "and for inference both are right"
+
+    @needs_replicate
+    def test_norms_inside_replicated_attention_must_follow_it(self) -> None:
+        projections = rules("qkvo", "replicate")
+        result = numerics(configs.qwen3(), 4, projections, training=True)
+        norms = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+        assert kinds(result) == dict.fromkeys(norms, Kind.TIMES_TP_SIZE)
+
+        followed = projections | {f"{ATTENTION}{name}_norm": "replicate" for name in "qk"}
+        assert numerics(configs.qwen3(), 4, followed, training=True).passed
+
+    def test_a_parameter_on_a_sharded_activation_must_sum(self) -> None:
+        result = numerics(configs.apertus(), 2, training=True)
+        assert kinds(result) == {"mlp.act_fn.alpha_n": Kind.PARTIAL, "mlp.act_fn.alpha_p": Kind.PARTIAL}
+
+        summed = {"model.layers.*.mlp.act_fn": SUMMED}
+        assert numerics(configs.apertus(), 2, summed, training=True).passed
+
+
+class TestRightPlans:
+    @pytest.mark.parametrize("tp_size", [2, 4])
+    def test_one_key_value_head_is_every_query_head_s(self, tp_size: int) -> None:
+        result = numerics(configs.llama(num_key_value_heads=1), tp_size, rules("kv", SUMMED))
+        assert {Part.FORWARD, Part.DYNAMIC_CACHE} <= set(result.ran)
+        assert result.differences == () and result.largest_error < TOLERANCE / 100
+
+        two_heads = numerics(configs.llama(num_key_value_heads=2), 4, rules("kv", SUMMED))
+        assert two_heads.largest_error > 100 * TOLERANCE
+
+    def test_one_key_value_head_alone_stops_with_a_static_cache(self) -> None:
+        """Transformers packs queries by num_key_value_groups of the whole model, 8 here, and a rank has 2 queries."""
+        if transformers_version() < (5, 24):
+            pytest.skip("sdpa packs queries from 5.24")
+        result = numerics(configs.llama(num_key_value_heads=1), 4, rules("kv", SUMMED))
+        assert result.raised and result.raised[0] is Part.STATIC_CACHE
+
+        assert Part.STATIC_CACHE in numerics(configs.llama(num_key_value_heads=1), 4, rules("qkvo", SUMMED)).ran
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_the_fused_projection_of_phi_4_gathers(self, training: bool) -> None:
+        """20 query and 5 key/value heads over 4 ranks: the remainders of phi-4's 40 and 10."""
+        result = numerics(configs.phi3(), 4, training=training)
+        assert result.passed
+        assert (Part.BACKWARD in result.ran) is training
+
+    def test_gathered_attention_is_right_in_both_directions(self) -> None:
+        assert numerics(configs.llama(), 4, GATHER, training=True).passed
+
+    @pytest.mark.skipif(not has_uneven_gather(), reason="refused at load before 5.21")
+    def test_an_uneven_vocabulary_is_right(self) -> None:
+        config = configs.llama(vocab_size=255, num_key_value_heads=8)
+        assert miniature(config, 4).spec.config.vocab_size % 4 == 3
+        assert numerics(config, 4, training=True).passed
+
+    def test_everything_is_compared_prefill_decode_and_backward(self) -> None:
+        result = numerics(configs.llama(), 2, training=True)
+        assert result.passed and result.skipped == {}
+        assert result.ran == (Part.FORWARD, Part.DYNAMIC_CACHE, Part.STATIC_CACHE, Part.BACKWARD)
+        assert 0 < result.largest_error < TOLERANCE, "zero would mean that the model was compared with itself"
+
+
+class TestWhatCannotRun:
+    def test_a_limit_of_the_simulation_is_not_the_model_s_fault(self) -> None:
+        """The backward of expert parallelism stops inside torch's simulation of ranks: nothing was learned."""
+        config = configs.mixtral()
+        sharding = Sharding(tp_size=2, ep_size=2)
+        inference = run_numerics(miniature(config, 2), sharding)
+        assert inference.passed, "its forward is compared, and right"
+
+        training = run_numerics(miniature(config, 2), sharding, training=True)
+        assert training.raised is None and "backward" in training.not_run
+        assert not training.passed
+
+
+class TestLoad:
+    """from_pretrained itself, as the first and as the last rank."""
+
+    def test_a_fault_of_the_loader_is_seen_nowhere_else(self) -> None:
+        small = miniature(configs.sarvam_moe(), 2)
+        load = run_load(small, Sharding(tp_size=2))
+        assert load.raised and load.raised[0] == 0
+
+        assert run_numerics(small, Sharding(tp_size=2)).passed, "sharded after it was loaded it runs, and is right"
+        assert run_load(small, Sharding(tp_size=1)).passed
+
+    @pytest.mark.parametrize("config", [configs.llama(), configs.llama(tie_word_embeddings=True), configs.phi3()])
+    def test_each_rank_gets_its_slice(self, config: configs.Config) -> None:
+        load = run_load(miniature(config, 2), Sharding(tp_size=2))
+        assert load.passed and load.ranks == (0, 1)
+
+    def test_another_value_than_the_slice_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """TPP506, by a loader that is made to be wrong on the last rank only."""
+        import torch.distributed as dist
+
+        from tpplan import load, proof
+
+        real = load.load_sharded
+
+        def wrong_on_rank_1(*args, **kwargs):
+            loaded = real(*args, **kwargs)
+            if dist.get_rank() == 1:
+                loaded.model.layers[0].mlp.up_proj.weight.to_local().data[0, 0] += 1
+            return loaded
+
+        monkeypatch.setattr(load, "load_sharded", wrong_on_rank_1)
+        judged = subject(configs.llama(), 2)
+        result = proof.prove(judged, proof.Bench(judged))
+        (diagnostic,) = result.diagnostics
+        assert diagnostic.code == "TPP506"
+        assert "rank 1 of 2" in diagnostic.message
+        assert diagnostic.where.parameter == "model.layers.*.mlp.up_proj.weight"
+
+
+class TestMiniature:
+    """A miniature differs from the model in size alone."""
+
+    @pytest.mark.parametrize(
+        ("config", "tp_size"),
+        [
+            (configs.glm4_9b(), 4),
+            (configs.phi_4(), 4),
+            (configs.qwen3_06b(), 2),
+            (configs.llama(vocab_size=32003, intermediate_size=11009, hidden_size=4096, head_dim=512), 4),
+        ],
+        ids=["glm4", "phi-4", "qwen3 tied", "uneven"],
+    )
+    def test_keeps_heads_ties_and_remainders(self, config: configs.Config, tp_size: int) -> None:
+        spec, skeleton = model(config)
+        small = miniature(config, tp_size)
+        for field in ("num_attention_heads", "num_key_value_heads", "hidden_act", "tie_word_embeddings"):
+            assert getattr(small.spec.config, field) == getattr(spec.config, field)
+        for field in ("vocab_size", "intermediate_size"):
+            assert getattr(small.spec.config, field) % tp_size == getattr(spec.config, field) % tp_size
+            assert getattr(small.spec.config, field) < getattr(spec.config, field)
+        assert small.skeleton.ties == skeleton.ties
+        assert small.skeleton.default_plan == skeleton.default_plan
+        assert small.skeleton.rules == skeleton.rules
+        assert small.spec.config.num_hidden_layers == 1, "one layer of the one kind"
+        assert small.skeleton.bytes < 50e6
+
+    def test_keeps_one_layer_of_each_kind_in_order(self) -> None:
+        kinds = ["sliding_attention"] * 3 + ["full_attention"]
+        config = configs.gemma3_text(num_hidden_layers=8, layer_types=kinds * 2)
+        small = miniature(config, 2)
+        assert small.spec.config.layer_types == ["sliding_attention", "full_attention"]
+        assert small.changes["num_hidden_layers"] == (8, 2)
+        assert "num_hidden_layers 8 -> 2" in small.describe()
+
+    def test_keeps_experts_and_routing(self) -> None:
+        small = miniature(configs.mixtral(intermediate_size=14336, hidden_size=4096, num_hidden_layers=32), 2)
+        assert small.spec.config.num_local_experts == 4
+        assert small.spec.config.num_experts_per_tok == 2
+
+    @pytest.mark.parametrize(
+        "config", [configs.qwen3(), configs.apertus(), configs.mixtral(), configs.glm4_9b()], ids=lambda c: c["model_type"]
+    )
+    def test_has_no_parameter_that_could_hide_an_error(self, config: configs.Config) -> None:
+        """Zeros and constants make wrong sums and swapped slices look right."""
+        for name, parameter in miniature(config, 2).model.named_parameters():
+            assert parameter.abs().min() > 0 or parameter.ndim > 1, name
+            assert parameter.numel() == 1 or parameter.std() > 0.01, name
+
+    def test_is_the_same_every_time(self) -> None:
+        spec, skeleton = model(configs.qwen3())
+        first, second = (make_miniature(spec, skeleton, 2).model.state_dict() for _ in range(2))
+        assert all(first[name].equal(second[name]) for name in first)
