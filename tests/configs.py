@@ -180,6 +180,29 @@ def gpt_neox(**changes: Any) -> Config:
     return _small("gpt_neox", hidden_size=48, num_attention_heads=6) | changes
 
 
+def llava(**changes: Any) -> Config:
+    """`llama` inside a multimodal wrapper, next to a vision tower."""
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    wrapper = {"model_type": "llava", "image_token_index": 150, "vision_feature_layer": -1, "dtype": "float32"}
+    return wrapper | {"text_config": llama(), "vision_config": vision} | changes
+
+
+def mimo_v2_flash(**changes: Any) -> Config:
+    """Keys of 12 columns a head and values of 8, 4 heads of each; sliding layers have 8 of each."""
+    full = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 12, "v_head_dim": 8}
+    sliding = {f"swa_{name}": value for name, value in full.items()} | {"swa_num_key_value_heads": 8}
+    kinds = {"hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 0], "sliding_window": 8}
+    return _small("mimo_v2_flash", **full, **sliding, **kinds) | changes
+
+
 def mixtral(**changes: Any) -> Config:
     """Four experts, cut by the plan in their width and by the expert plan one by one."""
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "num_local_experts": 4, "num_experts_per_tok": 2}

@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpplan.api import check, distributed_config, plan
+    from tpplan.api import check, distributed_config, plan, verify
     from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
     from tpplan.plan_document import Plan
 
-__all__ = ["Diagnostic", "InputError", "Plan", "PlanError", "Report", "check", "distributed_config", "plan"]
+__all__ = ["Diagnostic", "InputError", "Plan", "PlanError", "Report", "check", "distributed_config", "plan", "verify"]
 _HOMES = {
     "check": "api",
     "distributed_config": "api",
+    "verify": "api",
     "plan": "api",
     "Diagnostic": "diagnostics",
     "InputError": "diagnostics",

@@ -137,6 +137,44 @@ def distributed_config(
     return DistributedConfig(**passing_arguments(request, strategy))
 
 
+def verify(
+    model_or_plan: ModelOrPlan,
+    tp_size: int | None = None,
+    *,
+    strategy: str = "replicate",
+    miniature: bool = False,
+    timeout: float = 600,
+    model: str | None = None,
+    auto_class: str | None = None,
+    device: str | None = None,
+    purpose: str | None = None,
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+) -> Report:
+    """The report of a real sharded load on this host: tp_size ranks under torchrun load, run and generate.
+
+    A plan is launched as it is, a model with its repaired plan. The ranks' logits, tokens and gradients are compared
+    with the unsharded model where that fits into memory. miniature: launch a small model of the same structure even
+    where there are weights. timeout: seconds for all processes together. Other arguments as in `check`.
+
+    Raises InputError for what cannot be read, PlanError for a model that no plan serves.
+    """
+    from tpplan.launch import verify as launch
+    from tpplan.request import Request
+
+    request = Request(
+        what=model_or_plan,
+        tp_size=tp_size,
+        model=model,
+        auto_class=auto_class,
+        device=device,
+        purpose=purpose,
+        dtype=dtype,
+        trust_remote_code=trust_remote_code,
+    )
+    return launch(request, strategy=strategy, miniature=miniature, timeout=timeout)
+
+
 def check_request(request: Request, depth: str) -> Report:
     """The report on `request`, in this process."""
     from tpplan.judge import Depth, judge

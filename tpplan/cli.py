@@ -86,7 +86,8 @@ PurposeOption = Annotated[
 ]
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Dtype of the weights.", show_default="the config's")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code that the model brings.")]
-FormatOption = Annotated[Format, typer.Option(help="json: exactly one document on stdout.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")]
+StrategyOption = Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")]
 WithModelOption = Annotated[
     str | None, typer.Option("--model", metavar="MODEL", help="The model a PLAN will be used with, if not the one it names.")
 ]
@@ -102,10 +103,11 @@ def check(
     purpose: PurposeOption = None,
     dtype: DtypeOption = None,
     depth: Annotated[Depth, typer.Option(help="static: arithmetic alone. shapes: run it without weights. numerics: compare a miniature's numbers too.")] = Depth.SHAPES,
-    output_format: Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")] = Format.TEXT,
+    output_format: FormatOption = Format.TEXT,
     trust_remote_code: TrustOption = False,
 ) -> int:
     """Say whether a model loads and runs at a tp_size, or whether a plan does, and what stands against it."""
+    _leave_chips_alone()
     from tpplan import api
 
     try:
@@ -130,7 +132,7 @@ def plan(
     what: ModelArgument,
     tp_size: TpSizeOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")] = None,
-    strategy: Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")] = Strategy.REPLICATE,
+    strategy: StrategyOption = Strategy.REPLICATE,
     name: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the model in the plan, if not MODEL.")] = None,
     auto_class: AutoClassOption = None,
     device: DeviceOption = None,
@@ -139,6 +141,7 @@ def plan(
     trust_remote_code: TrustOption = False,
 ) -> int:
     """Write a plan that passes, or say why none can."""
+    _leave_chips_alone()
     from tpplan import api
     from tpplan.files import write_atomically
 
@@ -160,7 +163,7 @@ def compile(
     what: ModelOrPlanArgument,
     tp_size: TpSizeOption = None,
     language: Annotated[Language, typer.Option("--as", help="What to emit.")] = Language.PYTHON,
-    strategy: Annotated[Strategy, typer.Option(help="For a MODEL: what becomes of a block that cannot be sharded.")] = Strategy.REPLICATE,
+    strategy: StrategyOption = Strategy.REPLICATE,
     model: WithModelOption = None,
     auto_class: AutoClassOption = None,
     device: DeviceOption = None,
@@ -169,6 +172,7 @@ def compile(
     trust_remote_code: TrustOption = False,
 ) -> int:
     """Emit the DistributedConfig of a plan that passes, or of a model after its repair."""
+    _leave_chips_alone()
     from tpplan import api, compiled
 
     request = _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code)
@@ -178,6 +182,66 @@ def compile(
         return _show(error.report, Format.TEXT, stream="stderr")
     sys.stdout.write(compiled.as_json(subject) if language is Language.JSON else compiled.as_python(subject))
     return 0
+
+
+@app.command()
+def verify(
+    what: ModelOrPlanArgument,
+    tp_size: TpSizeOption = None,
+    miniature: Annotated[bool, typer.Option("--miniature", help="Launch a small model of the same structure.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", help="For all processes together.")] = 600.0,
+    nnodes: Annotated[int, typer.Option(metavar="N", help="Number of hosts; run the command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option(metavar="N", help="Number of this host, from 0.")] = 0,
+    rdzv_endpoint: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where several hosts meet.")] = None,
+    strategy: StrategyOption = Strategy.REPLICATE,
+    model: WithModelOption = None,
+    auto_class: AutoClassOption = None,
+    device: DeviceOption = None,
+    purpose: PurposeOption = None,
+    dtype: DtypeOption = None,
+    output_format: FormatOption = Format.TEXT,
+    trust_remote_code: TrustOption = False,
+) -> int:
+    """Load the model sharded for real: ranks under torchrun load, run and generate, and are compared with the whole."""
+    from tpplan.launch import progress_bar
+    from tpplan.launch import verify as launch
+
+    request = _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code)
+    try:
+        with progress_bar() as progress:
+            report = launch(
+                request,
+                strategy=strategy,
+                miniature=miniature,
+                timeout=timeout,
+                nnodes=nnodes,
+                node_rank=node_rank,
+                rdzv_endpoint=rdzv_endpoint,
+                progress=progress,
+            )
+    except PlanError as error:
+        report = error.report
+    return _show(report, output_format)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def launch(
+    context: typer.Context,
+    device: Annotated[Device | None, typer.Option(help="tpu: set the TPU environment or fail. Else: where chips are.")] = None,
+    print_env: Annotated[bool, typer.Option("--print-env", help="Print what would be set, and start nothing.")] = False,
+) -> int:
+    """torchrun with the TPU launch environment set first: tpplan launch [OPTIONS] [torchrun options] SCRIPT ...
+
+    Everything after our own options goes to torchrun unchanged; the exit code is the script's.
+    """
+    from tpplan import torchrun
+
+    try:
+        return torchrun.launch(context.args, device, print_env)
+    except PlanError as error:
+        return _show(error.report, Format.TEXT, stream="stderr")
 
 
 @app.command()
@@ -206,8 +270,6 @@ def schema(name: Annotated[SchemaName, typer.Argument(help="Which schema.")] = S
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; the console script and `python -m tpplan` call this."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # The verdict is about CPU runs of the model's code; a chip, if there is one, is left to the launch.
-    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     try:
         return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
     except typer.Exit as stop:
@@ -221,6 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as error:
         usage = _usage_message(error)
         return _bad_usage(arguments, usage) if usage else _bug()
+
+
+def _leave_chips_alone() -> None:
+    """Keep torch_tpu from loading with torch: these commands run the model's code on cpu, a launch may hold the chip."""
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code) -> Request:

@@ -184,8 +184,7 @@ def _subject(request: Request, strategy: str) -> Subject:
     """A plan as it is given, or a model's repaired plan; on CPU in float32 unless a dtype is asked for."""
     if request.is_plan:
         subject = open_request(request)
-        plan = subject.file.plan if subject.file else request.what
-        dtype = request.dtype or plan.target.dtype
+        dtype = request.dtype
     else:
         from tpplan.api import passing_subject
 

@@ -63,5 +63,5 @@ def diagnostic_text(diagnostic: Diagnostic, *, with_fix: bool = True) -> Text:
 
 
 def gib(size: int) -> str:
-    """Bytes as GiB."""
-    return f"{size / 2**30:.2f} GiB"
+    """Bytes as GiB, or as MiB where that would show as nothing."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 100 or not size else f"{size / 2**20:.2f} MiB"

@@ -25,7 +25,13 @@ AUTO_CLASSES = (
     "AutoModel",
 )
 # Values without which a config describes no particular model; the class default would be another model's.
-DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+# Other names that files give them: enough where the class, which does not read that name, has the same value.
+DECIDING_FIELDS = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "vocab_size": ("padded_vocab_size",),
+}
 MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
 # Values that change neither names, shapes, placement nor the code that runs: no plan depends on them.
 INCIDENTAL_FIELDS = frozenset(
@@ -237,8 +243,11 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     names = type(config).attribute_map
     missing = [
         names.get(field, field)
-        for field in DECIDING_FIELDS
-        if field not in raw and names.get(field, field) not in raw and config_value(config, field) is not None
+        for field, others in DECIDING_FIELDS.items()
+        if (value := config_value(config, field)) is not None
+        and field not in raw
+        and names.get(field, field) not in raw
+        and not any(raw.get(other) == value for other in others)
     ]
     if missing:
         raise _input_error(
