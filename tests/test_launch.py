@@ -206,7 +206,12 @@ def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratc
     )
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
-    when_rank_is_there(scratch, 1, lambda _: child.send_signal(number)).join()
+
+    def stop_rank_and_end_caller(result: RankResult) -> None:
+        os.kill(result.pid, signal.SIGSTOP)  # so that no rank comes to its end by itself
+        child.send_signal(number)
+
+    when_rank_is_there(scratch, 1, stop_rank_and_end_caller).join()
     _, stderr = child.communicate(timeout=60)
     assert child.returncode != 0
     if number is signal.SIGKILL:  # it can clean up nothing, but the kernel ends its children

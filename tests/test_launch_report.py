@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tpplan import worker
 from tpplan.checks.subject import Subject
 from tpplan.compare import difference, first_unequal
 from tpplan.launch_checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
@@ -166,6 +168,20 @@ def test_difference_finds_the_first_element_and_the_factor() -> None:
     assert difference(want[:, :1], want, 1e-4).error == math.inf
     assert difference(want * math.nan, want, 1e-4).error == math.inf
     assert difference(want * 1e-9 * 2, want * 1e-9, 1e-3, floor=1.0).error < 1e-3
+
+
+def test_a_rank_that_raised_waits_for_the_others_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(worker, "PEERS_SECONDS", 0.5)
+    worker._Notes(tmp_path / "rank-0.json", 0).put(error=error(1.0))
+    peer = worker._Notes(tmp_path / "rank-1.json", 1)
+    started = time.monotonic()
+    worker._wait_for_peers(tmp_path)
+    assert time.monotonic() - started >= 0.5
+    peer.put(error=error(2.0))
+    started = time.monotonic()
+    worker._wait_for_peers(tmp_path)
+    assert time.monotonic() - started < 0.3
 
 
 @pytest.mark.parametrize(

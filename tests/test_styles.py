@@ -84,11 +84,11 @@ def local_shape(module: Any, name: str, rank: int) -> tuple[int, ...]:
         return tuple((weight.to_local() if hasattr(weight, "to_local") else weight).shape)
 
 
-def sharded(module: Any, name: str) -> Any:
+def sharded(module: Any, name: str, tp_size: int = TP_SIZE) -> Any:
     """`module` cut by the style itself, as a model of one module that is cut by a plan of one rule."""
     from torch.distributed.device_mesh import init_device_mesh
 
     applied = internals().styles[name]
-    mesh = init_device_mesh("cpu", (TP_SIZE,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh("cpu", (tp_size,), mesh_dim_names=("tp",))
     applied.shard_param(module, "weight", mesh)
     return applied.install_forward(module, mesh) or module

@@ -20,7 +20,7 @@ from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.quiet import quiet
 from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
 from tpplan.model.simulation import one_thread
-from tpplan.shapes import example_inputs, main_output
+from tpplan.shapes import example_inputs, main_output, runnable
 
 SEED = 20240229
 MAX_PARAMETERS = 1_500_000_000
@@ -141,7 +141,7 @@ def _try(spec: ModelSpec, skeleton: Skeleton, tp_size: int, hidden: str, layers:
         return reason
     model = _reference(small)
     with torch.no_grad(), quiet(), one_thread():
-        output = main_output(model(**example_inputs(small)))
+        output = main_output(runnable(model)(**example_inputs(small)))
     if not torch.isfinite(output).all():
         return "the miniature computes values that are not finite"
     return Miniature(spec=small, skeleton=built, changes=changes, model=model)

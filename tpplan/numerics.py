@@ -17,7 +17,7 @@ from tpplan.model.config import config_value
 from tpplan.model.quiet import quiet
 from tpplan.model.skeleton import Sharding
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
-from tpplan.shapes import example_inputs, main_output
+from tpplan.shapes import example_inputs, main_output, runnable
 
 # Relative to the largest value compared. Right plans differ by less than 1e-5, wrong ones by more than 1e-2.
 TOLERANCE = 1e-3
@@ -134,8 +134,8 @@ class _Comparison:
         import torch
 
         with torch.no_grad():
-            expected = main_output(self._whole(**self._inputs))
-            found = main_output(model(**self._inputs))
+            expected = main_output(runnable(self._whole)(**self._inputs))
+            found = main_output(runnable(model)(**self._inputs))
         difference = self._compare(Part.FORWARD, expected, found)
         self._ran.append(Part.FORWARD)
         if difference:
@@ -171,8 +171,8 @@ class _Comparison:
         import torch
 
         with torch.enable_grad():
-            _loss(main_output(self._whole(**self._inputs))).backward()
-            _loss(main_output(model(**self._inputs))).backward()
+            _loss(main_output(runnable(self._whole)(**self._inputs))).backward()
+            _loss(main_output(runnable(model)(**self._inputs))).backward()
         self._ran.append(Part.BACKWARD)
         parameters = dict(model.named_parameters())
         scale = max((float(p.grad.abs().max()) for p in self._whole.parameters() if p.grad is not None), default=0.0)
@@ -222,7 +222,7 @@ class _Comparison:
         for watched, seen in ((self._whole, expected.__setitem__), (model, compare)):
             handles = watch_modules(watched, seen)
             try:
-                watched(**self._inputs)
+                runnable(watched)(**self._inputs)
             finally:
                 for handle in handles:
                     handle.remove()
@@ -247,6 +247,7 @@ def _decode(model: Any, inputs: dict[str, Any], part: Part) -> Any:
     """Logits of one token after a prefill of PREFILL tokens, through the cache."""
     from transformers import StaticCache
 
+    model = runnable(model)
     ids = inputs["input_ids"]
     extra = {}
     if config_value(model.config, "is_encoder_decoder"):

@@ -120,14 +120,14 @@ def _run_model(
     """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
     import torch
 
-    with run_repeats_once(model, enabled=not every_layer) as skipped:
-        give_fake_weights(model, skipped)
+    made: dict[int, Any] = {}
+    with run_repeats_once(model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer):
         model.train(training)
         trail = _Trail(model)
         phase = Phase.FORWARD
         try:
             with quiet(), trail.follow(training), torch.set_grad_enabled(training):
-                output = main_output(model(**example_inputs(spec)))
+                output = main_output(runnable(model)(**example_inputs(spec)))
                 if training:
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
@@ -136,16 +136,26 @@ def _run_model(
     return None, int(output.shape[-1])
 
 
-def give_fake_weights(model: Any, skipped: set[int]) -> None:
+def runnable(model: Any) -> Any:
+    """The module whose forward makes logits: the model, or the part that generates where its class only holds parts."""
+    import torch
+
+    if type(model).forward is not torch.nn.Module.forward:
+        return model
+    parts = [part for part in model.children() if getattr(type(part), "can_generate", lambda: False)()]
+    return parts[0] if parts else model
+
+
+def _give_fake_weights(model: Any, skipped: set[int], made: dict[int, Any]) -> None:
     """Replace meta parameters by fake tensors on cpu (placements kept) and meta buffers by zeros.
 
-    skipped: ids of modules that will not run; theirs are left alone. Tied parameters stay tied.
+    skipped: ids of modules that will not run; theirs are left alone. made: what was made for this model so far, by the
+    id of the parameter it stands for, so that tied parameters stay tied.
     """
     import torch
     from torch.distributed.tensor import DTensor
 
     mode = internals().FakeTensorMode(allow_non_fake_inputs=True)
-    made: dict[int, Any] = {}
 
     def fake(parameter: Any) -> Any:
         if id(parameter) in made:

@@ -41,17 +41,22 @@ def config_cases(directory: Path) -> Iterator[Case]:
     yield from later
 
 
-def architecture_cases() -> Iterator[Case]:
-    """A case for each model type and class; a type whose auto classes load the same class has one."""
+def architecture_cases() -> list[Case]:
+    """A case for each model type and class; a type whose auto classes load the same class has one.
+
+    In the order of a hash of their names, so that a sweep which is stopped has seen a fair sample.
+    """
     from transformers.models.auto import modeling_auto
 
     seen = set()
+    cases = []
     for auto_class, table in TABLES.items():
         for model_type, class_name in sorted(getattr(modeling_auto, table).items()):
             if (model_type, str(class_name)) not in seen:
                 seen.add((model_type, str(class_name)))
                 short = auto_class.removeprefix("AutoModelFor")
-                yield Case(name=f"{model_type}:{short}", model_type=model_type, auto_class=auto_class)
+                cases.append(Case(name=f"{model_type}:{short}", model_type=model_type, auto_class=auto_class))
+    return sorted(cases, key=_hash)
 
 
 def chosen(cases: list[Case], only: str | None, sample: int | None) -> list[Case]:
@@ -59,7 +64,7 @@ def chosen(cases: list[Case], only: str | None, sample: int | None) -> list[Case
     kept = [case for case in cases if only is None or fnmatch(case.name, only) or fnmatch(case.model_type, only)]
     if sample is None or sample >= len(kept):
         return kept
-    picked = sorted(kept, key=lambda case: zlib.crc32(case.name.encode()))[:sample]
+    picked = sorted(kept, key=_hash)[:sample]
     return [case for case in kept if case in picked]
 
 
@@ -76,6 +81,10 @@ def write_config(case: Case, directory: Path) -> Path:
 
     file.write_text(CONFIG_MAPPING[case.model_type]().to_json_string(use_diff=False), encoding="utf-8")
     return file
+
+
+def _hash(case: Case) -> int:
+    return zlib.crc32(case.name.encode())
 
 
 def _model_type(file: Path) -> str | None:

@@ -25,13 +25,7 @@ AUTO_CLASSES = (
     "AutoModel",
 )
 # Values without which a config describes no particular model; the class default would be another model's.
-# Other names that files give them: enough where the class, which does not read that name, has the same value.
-DECIDING_FIELDS = {
-    "hidden_size": ("n_embd", "d_model", "dim"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "vocab_size": ("padded_vocab_size",),
-}
+DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
 # Values that change neither names, shapes, placement nor the code that runs: no plan depends on them.
 INCIDENTAL_FIELDS = frozenset(
@@ -128,7 +122,13 @@ def defaulted(source: Source, config: Any, name: str) -> bool:
     if text_config(config) is not config:
         raw = raw.get(text_config_name(config))
         raw = raw if isinstance(raw, dict) else {}
-    return name not in raw and type(config).attribute_map.get(name, name) not in raw
+    return not _stands_in(raw, config, name)
+
+
+def _stands_in(raw: dict, config: Any, name: str) -> bool:
+    """Whether the file gives this value, under the name of the class or under one that the class maps to or from it."""
+    names = type(config).attribute_map
+    return name in raw or names.get(name) in raw or any(names.get(key) == name for key in raw)
 
 
 def _without_quantization(raw: dict) -> tuple[dict, str | None]:
@@ -243,11 +243,8 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     names = type(config).attribute_map
     missing = [
         names.get(field, field)
-        for field, others in DECIDING_FIELDS.items()
-        if (value := config_value(config, field)) is not None
-        and field not in raw
-        and names.get(field, field) not in raw
-        and not any(raw.get(other) == value for other in others)
+        for field in DECIDING_FIELDS
+        if config_value(config, field) is not None and not _stands_in(raw, config, field)
     ]
     if missing:
         raise _input_error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,38 +17,56 @@ POSITION_ATTRIBUTES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_
 
 
 @contextmanager
-def run_repeats_once(model: Any, *, enabled: bool = True) -> Iterator[set[int]]:
+def run_repeats_once(
+    model: Any, prepare: Callable[[Any, set[int]], None], *, enabled: bool = True
+) -> Iterator[None]:
     """Replace, while the context lasts, the forward of every layer that repeats an earlier one in its list.
 
-    Yields the ids of the modules inside such layers. They never run: where a call of theirs has other shapes than
-    every call before, the first layer of their kind runs again with those.
+    prepare: called as `prepare(module, skipped)` to give the modules inside `module` what they need to run, but for
+    those whose ids are in `skipped`: first with the model, then with a repeating layer whose call has other shapes than
+    every earlier call of its kind and which must run itself after all.
     """
-    skipped: set[int] = set()
-    if not enabled:
-        yield skipped
-        return
     import torch
 
+    skipped: set[int] = set()
     replaced = []
     for modules in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
-        if id(modules) in skipped:
+        if not enabled or id(modules) in skipped:
             continue
-        first_of: dict[Any, _Shared] = {}
+        results_of: dict[Any, dict[Any, Any]] = {}
         for layer in modules:
             signature = _signature(layer)
-            if signature in first_of:
+            repeats = signature in results_of
+            if repeats:
                 skipped.update(id(module) for module in layer.modules())
-            else:
-                first_of[signature] = _Shared(layer)
+            results = results_of.setdefault(signature, {})
             replaced.append((layer, vars(layer).get("forward")))
-            layer.forward = first_of[signature].run
+            layer.forward = _answering(layer, results, prepare if repeats else None)
+    prepare(model, skipped)
     try:
-        yield skipped
+        yield
     finally:
         for layer, forward in reversed(replaced):
             del layer.forward
             if forward is not None:
                 layer.forward = forward
+
+
+def _answering(
+    layer: Any, results: dict[Any, Any], prepare: Callable[[Any, set[int]], None] | None
+) -> Callable[..., Any]:
+    """A forward for `layer` that answers from `results`, by the shapes of the call, and runs where there is none."""
+    forward = layer.forward
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        call = _call_signature((args, kwargs))
+        if call not in results:
+            if prepare:
+                prepare(layer, set())
+            results[call] = forward(*args, **kwargs)
+        return results[call]
+
+    return answer
 
 
 def first_of_each_kind(model: Any) -> dict[str, list[int]]:
@@ -63,20 +81,6 @@ def first_of_each_kind(model: Any) -> dict[str, list[int]]:
                 seen.setdefault(_signature(layer), index)
             kinds[name] = sorted(seen.values())
     return kinds
-
-
-class _Shared:
-    """One real layer that answers for all that are the same, once for each shape of call."""
-
-    def __init__(self, layer: Any) -> None:
-        self._forward = layer.forward
-        self._results: dict[Any, Any] = {}
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        call = _call_signature((args, kwargs))
-        if call not in self._results:
-            self._results[call] = self._forward(*args, **kwargs)
-        return self._results[call]
 
 
 def _signature(layer: Any) -> Any:

@@ -1,0 +1,108 @@
+"""Shapes, numerics and a real launch, on the same plans: no stage passes what a later one finds wrong, where it can see it.
+
+Run by hand with `python -m pytest -m sweep tests/test_agreement.py`; `-s` prints the table. Each case launches tp_size
+gloo processes, so the whole takes some minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import tpplan
+from tests import configs
+from tests.subjects import rules
+from tpplan.diagnostics import Report
+from tpplan.plan_document import ModelFacts, Plan, Target
+
+SUMMED = "replicated_with_grad_allreduce"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A plan, and what each stage must say: shapes, numerics, launch. Static findings are tested elsewhere."""
+
+    name: str
+    config: configs.Config
+    tp_size: int
+    overrides: dict[str, str]
+    expected: tuple[str, str, str]
+    purpose: str = "inference"
+    auto_class: str = "AutoModelForCausalLM"
+
+
+def _case(name: str, config: configs.Config, tp_size: int, overrides: dict, *expected: str, **extra: str) -> Case:
+    return Case(name=name, config=config, tp_size=tp_size, overrides=overrides, expected=expected, **extra)
+
+
+RIGHT = ("passed", "passed", "passed")
+WRONG_NUMBERS = ("passed", "failed", "failed")
+RAISES = ("failed", "not-run", "failed")
+LLAMA = configs.llama(num_attention_heads=8, num_key_value_heads=2)
+CASES = [
+    _case("llama", configs.llama(), 2, {}, *RIGHT),
+    _case("heads that do not divide", LLAMA, 4, {}, *RAISES),
+    _case("replicated attention", LLAMA, 4, rules("q_proj k_proj v_proj o_proj", SUMMED), *RIGHT),
+    _case("keys and values alone, whole", LLAMA, 4, rules("k_proj v_proj", SUMMED), *WRONG_NUMBERS),
+    _case("keys and values alone, gathered", LLAMA, 4, rules("k_proj v_proj", "colwise_gather_output"), *WRONG_NUMBERS),
+    _case("output left rowwise", LLAMA, 4, rules("q_proj k_proj v_proj", SUMMED), *RAISES),
+    _case(
+        "gathered attention",
+        LLAMA,
+        4,
+        rules("q_proj k_proj v_proj", "colwise_gather_output") | rules("o_proj", "rowwise_split_input"),
+        *RIGHT,
+        purpose="training",
+    ),
+    _case(
+        "one key/value head, alone",
+        configs.llama(num_attention_heads=8, num_key_value_heads=1),
+        4,
+        rules("k_proj v_proj", SUMMED),
+        *RIGHT,
+        purpose="training",
+    ),
+    _case("gradients summed", LLAMA, 4, rules("q_proj k_proj v_proj o_proj", SUMMED), *WRONG_NUMBERS, purpose="training"),
+    _case("gradients whole", LLAMA, 4, rules("q_proj k_proj v_proj o_proj", "replicate"), *RIGHT, purpose="training"),
+    _case(
+        "norms left behind",
+        configs.qwen3(num_attention_heads=8, num_key_value_heads=2),
+        4,
+        rules("q_proj k_proj v_proj o_proj", "replicate"),
+        *WRONG_NUMBERS,
+        purpose="training",
+    ),
+    _case("apertus", configs.apertus(), 2, {}, *WRONG_NUMBERS, purpose="training"),
+    _case(
+        "apertus repaired", configs.apertus(), 2, {"model.layers.*.mlp.act_fn": SUMMED}, *RIGHT, purpose="training"
+    ),
+    _case("narrow logits", configs.llama(), 2, {"lm_head": "colwise"}, *WRONG_NUMBERS),
+    _case("tied", configs.qwen3(tie_word_embeddings=True), 2, {}, *RIGHT),
+    _case("tied clash", configs.qwen3(tie_word_embeddings=True), 2, {"lm_head": "replicate"}, *RAISES),
+    _case("fused", configs.phi3(), 4, {}, *RIGHT),
+    _case("converted experts", configs.sarvam_moe(), 2, {}, *WRONG_NUMBERS),
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_stages_agree(case: Case, tmp_path: Path) -> None:
+    model = configs.write(tmp_path / "model", case.config)
+    plan = Plan(
+        model=ModelFacts(id=model, auto_class=case.auto_class, config=case.config),
+        target=Target(tp_size=case.tp_size, purpose=case.purpose),
+        overrides=case.overrides,
+    )
+    # The facts of a plan are those that differ from the class default; here the whole config stands for them.
+    checked = tpplan.check(plan, depth="numerics")
+    launched = tpplan.verify(plan, timeout=240)
+    found = tuple(_status(report, stage) for report, stage in ((checked, "shapes"), (checked, "numerics"), (launched, "launch")))
+    codes = sorted({d.code for report in (checked, launched) for d in report.errors})
+    print(f"\n| {case.name} | {case.config['model_type']} | {case.tp_size} | {' | '.join(found)} | {' '.join(codes)} |")
+    assert found == case.expected, [d.to_dict() for report in (checked, launched) for d in report.diagnostics]
+
+
+def _status(report: Report, stage: str) -> str:
+    return str(report.stages[stage].status)
