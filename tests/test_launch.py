@@ -281,10 +281,15 @@ def test_a_quantized_checkpoint_is_not_run(llama: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"nnodes": 3}, {"nnodes": 2}, {"nnodes": 2, "node_rank": 2, "rdzv_endpoint": "a:1"}, {"timeout": 0}],
-    ids=str,
+    ("options", "words"),
+    [
+        ({"nnodes": 3, "rdzv_endpoint": "a:1"}, "not spread over 3 hosts evenly"),
+        ({"nnodes": 2}, "several hosts need a place to meet"),
+        ({"nnodes": 2, "node_rank": 2, "rdzv_endpoint": "a:1"}, "node_rank is 2 of 2"),
+        ({"timeout": 0}, "timeout is 0"),
+    ],
+    ids=["hosts", "endpoint", "node_rank", "timeout"],
 )
-def test_calls_that_make_no_sense_are_refused(llama: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="TPP130"):
+def test_calls_that_make_no_sense_are_refused(llama: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=f"TPP130.*{words}"):
         verify(Request(what=plan(llama, 2, {})), **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import tpplan
@@ -26,7 +26,14 @@ from tpplan.plan_file import parse_plan
 from tpplan.styles import STYLES
 
 quick = settings(max_examples=100, deadline=None)
-slow = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+# Seconds an example: the same few in every run, and a failure is shown as it was found.
+slow = settings(
+    max_examples=10,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 
 words = st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True)
 numbers = st.integers(0, 200).map(str)
@@ -169,7 +176,7 @@ def small_models(draw: st.DrawFn) -> configs.Config:
         num_key_value_heads=key_value_heads,
         num_attention_heads=heads,
         hidden_size=8 * heads,
-        **{"intermediate_size": draw(st.integers(24, 64)), "vocab_size": draw(st.integers(64, 96))},
+        **{"intermediate_size": draw(st.sampled_from([24, 36, 48, 50, 55])), "vocab_size": draw(st.integers(64, 96))},
         **{"tie_word_embeddings": draw(st.booleans())},
     )
 
@@ -180,10 +187,12 @@ def small_models(draw: st.DrawFn) -> configs.Config:
     purpose=st.sampled_from(["inference", "training"]),
     strategy=st.sampled_from(["replicate", "gather"]),
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@slow
 def test_a_plan_that_plan_writes_passes_check(
     config: configs.Config, tp_size: int, purpose: str, strategy: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    # what the simulation of ranks makes of an uneven width in a backward is in test_numerics
+    assume(purpose == "inference" or config["intermediate_size"] % tp_size == 0)
     directory = Path(configs.write(tmp_path_factory.mktemp("model"), config))
     made = tpplan.plan(directory, tp_size, purpose=purpose, strategy=strategy)
     read = parse_plan(made.to_yaml()).plan

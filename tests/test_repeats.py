@@ -29,6 +29,15 @@ DEEPSEEK = {
     "v_head_dim": 8,
     "num_key_value_heads": 8,
 }
+DSA = {
+    "model_type": "glm_moe_dsa",
+    "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 4,
+    "indexer_types": ["full"] * 3 + ["shared"] * 3,
+    "index_head_dim": 16,
+    "index_n_heads": 4,
+    "index_topk": 8,
+    "pad_token_id": 0,
+}
 
 # (config, tp_size, whether it runs, how many kinds of layers it has)
 MODELS = {
@@ -45,6 +54,8 @@ MODELS = {
         2,
     ),
     "deepseek-v3, dense and sparse": (SMALL | DEEPSEEK, 2, True, 2),
+    # an equal layer that is called with other arguments runs by itself: run twice, the first would fill its cache twice
+    "glm-5, layers that share indices": (SMALL | DEEPSEEK | DSA, 2, True, 3),
     # two kinds of attention; the last layer of each also stores its keys and values for layers that share them
     "gemma-4, kinds with other heads": (configs.gemma4_text(layer_types=KINDS * 3, num_hidden_layers=6), 4, False, 4),
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tpplan.child import call_in_child
-from tpplan.diagnostics import Diagnostic, PlanError, Report, Status
+from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.plan_document import ModelFacts, Plan, Proof, Target
 
 if TYPE_CHECKING:
@@ -251,14 +251,15 @@ def _repair(request: Request, strategy: str) -> Repair:
 
 
 def _no_repair(repaired: Repair) -> Report:
+    """The report of the last judgement, with TPP405 where repairs were tried."""
     report = repaired.judgement.report()
-    if not repaired.attempts or any(stage.status is Status.NOT_RUN for stage in report.stages.values()):
+    tried = [attempt.block or "the model" for attempt in (*repaired.attempts, *repaired.refused)]
+    if not tried:
         return report
-    tried = ", ".join(f"{attempt.block or 'the model'}" for attempt in repaired.attempts)
     verdict = Diagnostic(
         code="TPP405",
-        message=f"no override that tpplan knows makes this model run at tp_size {report.tp_size}",
-        evidence=f"strategy {repaired.strategy} was tried on {tried}",
+        message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
+        evidence=f"strategy {repaired.strategy} was tried on {', '.join(dict.fromkeys(tried))}",
     )
     return replace(report, diagnostics=(verdict, *report.diagnostics))
 

@@ -217,6 +217,12 @@ CODES: dict[str, Code] = {
         "The model's code decides: the shapes stage ran it on the first and the last rank. The share of columns a "
         "rank holds is not a whole number of heads, which this model does not need.",
     ),
+    "TPP309": _error(
+        "uneven-gather",
+        "a gathered output does not divide by tp_size",
+        "Before 5.21 Transformers raised when a rule gathers an output whose width tp_size does not divide, as with a "
+        "vocabulary of 255 on 4 ranks. From 5.21 the last rank holds a shorter slice.",
+    ),
     # 4xx: the shapes stage
     "TPP401": _error(
         "sharding-raises",

@@ -243,5 +243,5 @@ def progress_bar() -> Iterator[Progress | None]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
+        task = bar.add_task("reading the model", total=1.0)
         yield lambda what, done: bar.update(task, description=what, completed=done)

@@ -17,7 +17,7 @@ from tpplan.model.config import config_value
 from tpplan.model.quiet import quiet
 from tpplan.model.skeleton import Sharding
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
-from tpplan.shapes import example_inputs, main_output, runnable
+from tpplan.shapes import Phase, Trail, example_inputs, main_output, runnable
 
 # Relative to the largest value compared. Right plans differ by less than 1e-5, wrong ones by more than 1e-2.
 TOLERANCE = 1e-3
@@ -64,12 +64,14 @@ class GradientFault:
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """What the stage found. ran: the parts that were compared. raised: (part, error) of a run that raised."""
+    """What the stage found. ran: the parts that were compared. raised: (part, error) of a run that raised, and
+    raised_in: the innermost module whose forward did not return."""
 
     ran: tuple[Part, ...] = ()
     differences: tuple[Difference, ...] = ()
     gradients: tuple[GradientFault, ...] = ()
     raised: tuple[Part, str] | None = None
+    raised_in: str | None = None
     not_run: str = ""
     skipped: dict[Part, str] = field(default_factory=dict)
     largest_error: float = 0.0
@@ -91,18 +93,21 @@ def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = F
     ]
     if training:
         parts.append((Part.BACKWARD, comparison.backward))
-    part = Part.FORWARD
+    part, trail = Part.FORWARD, None
     try:
         with quiet(), simulated(miniature.spec, sharding, miniature.model) as model:
-            for part, run in parts:
-                run(model)
-                if comparison.differences:
-                    break
+            trail = Trail(model)
+            with trail.follow(training=False):
+                for part, run in parts:
+                    run(model)
+                    if comparison.differences:
+                        break
     except Exception as error:  # the model's own code may raise anything
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         if raised_by_simulator(error):
             return comparison.result(started, not_run=f"the simulation of ranks cannot run the {part}: {text}")
-        return comparison.result(started, raised=(part, text))
+        module = trail.innermost(Phase.FORWARD) if trail else None
+        return comparison.result(started, raised=(part, text), raised_in=module)
     return comparison.result(started)
 
 

@@ -20,6 +20,8 @@ MAX_ATTEMPTS = 12
 class Repair:
     """The last judgement (it passes, or nothing was left to try) and the proposals that led to it.
 
+    refused: proposals that were run and did not help.
+
     strategy: the one that was followed; it is `gather` where `replicate` was asked for and the installed Transformers
     has no style that replicates with right gradients.
     """
@@ -27,6 +29,7 @@ class Repair:
     judgement: Judgement
     attempts: tuple[Attempt, ...]
     strategy: Strategy
+    refused: tuple[Attempt, ...] = ()
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -48,9 +51,10 @@ def repair(
     bench = Bench(subject)
     judgement = first or judge(subject, depth, bench=bench)
     attempts: list[Attempt] = []
+    refused: list[Attempt] = []
     seen = {_failure(judgement)}
     while not judgement.passed and len(attempts) < MAX_ATTEMPTS:
-        step = _first_that_helps(judgement, strategy, depth, bench, seen)
+        step = _first_that_helps(judgement, strategy, depth, bench, seen, refused)
         if step is None:
             break
         attempt, judgement = step
@@ -59,17 +63,18 @@ def repair(
     if judgement.passed:
         attempt, judgement = _with_experts_shared(judgement, depth, bench)
         attempts += [attempt] if attempt else []
-    return Repair(judgement=judgement, attempts=tuple(attempts), strategy=strategy)
+    return Repair(judgement=judgement, attempts=tuple(attempts), strategy=strategy, refused=tuple(refused))
 
 
 def _first_that_helps(
-    judgement: Judgement, strategy: Strategy, depth: Depth, bench: Bench, seen: set[Hashable]
+    judgement: Judgement, strategy: Strategy, depth: Depth, bench: Bench, seen: set[Hashable], refused: list[Attempt]
 ) -> tuple[Attempt, Judgement] | None:
-    """The first proposal after which it passes or fails in a way that was not seen yet."""
+    """The first proposal after which it passes or fails in a way that was not seen yet; the others go to `refused`."""
     for attempt in propose(judgement, strategy):
         tried = judge(_changed(judgement.subject, attempt), depth, bench=bench)
         if tried.passed or _failure(tried) not in seen:
             return attempt, tried
+        refused.append(attempt)
     return None
 
 
@@ -114,5 +119,5 @@ def _failure(judgement: Judgement) -> Hashable:
         modules = tuple(wildcard(difference.module or "") for difference in numerics.differences)
         gradients = tuple(sorted({(wildcard(fault.parameter), fault.kind) for fault in numerics.gradients}))
         if modules or gradients or numerics.raised:
-            return ("numerics", modules, gradients, numerics.raised)
+            return ("numerics", modules, gradients, numerics.raised and numerics.raised[0], numerics.raised_in)
     return ("other",)

@@ -90,11 +90,11 @@ def _load_diagnostics(subject: Subject, load: Load) -> Iterator[Diagnostic]:
 
 def _numerics_diagnostics(subject: Subject, numerics: Numerics) -> Iterator[Diagnostic]:
     if numerics.raised:
-        part, error = numerics.raised
+        (part, error), module = numerics.raised, numerics.raised_in
         yield Diagnostic(
             code="TPP504",
-            message=f"the sharded {part} raises, where the unsharded one runs",
-            where=Place(file=subject.spec.source.name),
+            message=f"the sharded {part} raises{f' in {module}' if module else ''}, where the unsharded one runs",
+            where=Place(file=subject.spec.source.name, module=module),
             evidence=f"on a miniature: {error}",
         )
     for difference in numerics.differences:

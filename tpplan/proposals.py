@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tpplan.checks.attention import attention_blocks
 from tpplan.checks.subject import Subject
+from tpplan.checks.widths import uneven_gathers
 from tpplan.judge import Judgement
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.numerics import GradientFault, Kind
@@ -37,7 +38,9 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     subject, outcome, proven = judgement.subject, judgement.outcome, judgement.proof
     if outcome and outcome.stop:
         stop = outcome.stop
-        if stop.phase is Phase.FORWARD or stop.module:
+        if stop.phase is Phase.SHARDING:
+            yield from _uneven_gathers_whole(subject)
+        else:
             yield from _for_block(subject, strategy, stop.module or "", f"the {stop.phase} raises")
         return
     if proven and proven.load and not proven.load.passed:
@@ -45,7 +48,9 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
         yield from _experts_whole(subject)
         return
     numerics = proven.numerics if proven else None
-    if numerics and numerics.differences:
+    if numerics and numerics.raised_in:
+        yield from _for_block(subject, strategy, numerics.raised_in, f"the {numerics.raised[0]} raises")
+    elif numerics and numerics.differences:
         module = next((difference.module for difference in numerics.differences if difference.module), None)
         if module:
             yield from _for_block(subject, strategy, module, "the numbers are wrong")
@@ -95,6 +100,17 @@ def _experts_whole(subject: Subject) -> Iterator[Attempt]:
         overrides = overrides_for(inside, Strategy.REPLICATE, training=subject.training)
         if block in subject.skeleton.rules and overrides:
             yield Attempt(block=block, reason="loading it sharded fails", overrides=overrides)
+
+
+def _uneven_gathers_whole(subject: Subject) -> Iterator[Attempt]:
+    """Projections whose gathered output does not divide, which Transformers before 5.21 refuses, whole on every rank."""
+    overrides = {}
+    for rule in uneven_gathers(subject):
+        overrides |= overrides_for({rule: subject.plan[rule]}, Strategy.REPLICATE, training=subject.training)
+    usable = {rule: style for rule, style in overrides.items() if style in known_styles()}
+    if usable:
+        reason = "its output does not divide"
+        yield Attempt(block=", ".join(usable), reason=reason, overrides=_with_tied_partners(subject, usable))
 
 
 def _for_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Iterator[Attempt]:

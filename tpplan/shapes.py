@@ -123,7 +123,7 @@ def _run_model(
     made: dict[int, Any] = {}
     with run_repeats_once(model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer):
         model.train(training)
-        trail = _Trail(model)
+        trail = Trail(model)
         phase = Phase.FORWARD
         try:
             with quiet(), trail.follow(training), torch.set_grad_enabled(training):
@@ -244,7 +244,7 @@ def _stop(rank: int, phase: Phase, module: str | None, error: Exception) -> Stop
     )
 
 
-class _Trail:
+class Trail:
     """Which modules are running, and which have had their gradient, by name."""
 
     def __init__(self, model: Any) -> None:
@@ -253,12 +253,14 @@ class _Trail:
         self._last_gradient: str | None = None
 
     def innermost(self, phase: Phase) -> str | None:
-        if phase is Phase.FORWARD:
-            return self._running[-1] or None if self._running else None
-        return self._last_gradient
+        """The innermost module whose forward did not return; after a backward, the last to get its gradient."""
+        if phase is Phase.BACKWARD:
+            return self._last_gradient
+        return self._running[-1] or None if self._running else None
 
     @contextmanager
     def follow(self, training: bool) -> Iterator[None]:
+        """Watch the model while the context lasts. training: note gradients too."""
         import torch
         from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 

@@ -15,6 +15,8 @@ TABLES = {
     "AutoModelForImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
 
+LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -68,8 +70,10 @@ def chosen(cases: list[Case], only: str | None, sample: int | None) -> list[Case
     return [case for case in kept if case in picked]
 
 
-def write_config(case: Case, directory: Path) -> Path:
+def write_config(case: Case, directory: Path, layers: int | None = None) -> Path:
     """The case's config as `config.json` in `directory`; an architecture's default has every value written out.
+
+    layers: the most layers that an architecture keeps, where its config class takes fewer; None keeps all.
 
     Raises what the config class raises when it cannot be made without arguments.
     """
@@ -79,8 +83,27 @@ def write_config(case: Case, directory: Path) -> Path:
         return file
     from transformers import CONFIG_MAPPING
 
-    file.write_text(CONFIG_MAPPING[case.model_type]().to_json_string(use_diff=False), encoding="utf-8")
+    config_class = CONFIG_MAPPING[case.model_type]
+    text = config_class().to_json_string(use_diff=False)
+    if layers is not None:
+        fewer = _fewer_layers(json.loads(text), layers)
+        try:
+            text = config_class.from_dict(fewer).to_json_string(use_diff=False)
+        except Exception:  # it wants the layers that it lists elsewhere: they are all kept
+            pass
+    file.write_text(text, encoding="utf-8")
     return file
+
+
+def _fewer_layers(values: dict, layers: int) -> dict:
+    """The config with its first `layers` layers, nested configs likewise."""
+    kept = {key: _fewer_layers(value, layers) if isinstance(value, dict) else value for key, value in values.items()}
+    for name in LAYER_COUNTS:
+        depth = kept.get(name)
+        if isinstance(depth, int) and depth > layers:
+            lists = {key: value[:layers] for key, value in kept.items() if isinstance(value, list) and len(value) == depth}
+            kept |= lists | {name: layers}
+    return kept
 
 
 def _hash(case: Case) -> int:

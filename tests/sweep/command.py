@@ -33,7 +33,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _sweep(cases: list[Case], options: argparse.Namespace, file: Path) -> None:
     limits = children.Limits(seconds=options.timeout, gib=options.memory)
-    sweep = Sweep(purpose=options.purpose, numerics=options.numerics, limits=limits, log=options.results / "child.log")
+    sweep = Sweep(
+        purpose=options.purpose,
+        numerics=options.numerics,
+        limits=limits,
+        log=options.results / "child.log",
+        layers=options.layers,
+    )
     done = summary.done(summary.read(file), options.numerics)
     stop = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     for number, case in enumerate(cases, start=1):
@@ -75,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", metavar="GLOB", help="cases whose name or model type matches")
     parser.add_argument("--sample", type=int, metavar="N", help="N of these cases, the same each time")
     parser.add_argument("--tp", type=int, action="append", metavar="N", help=f"tp sizes (default: {TP_SIZES})")
+    parser.add_argument("--layers", type=int, metavar="N", help="keep N layers of an architecture's default (default: all)")
     parser.add_argument("--purpose", choices=("inference", "training"), default="inference")
     parser.add_argument("--numerics", type=Numerics, choices=list(Numerics), default=Numerics.REPAIRS)
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for each answer of a child")

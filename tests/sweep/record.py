@@ -16,12 +16,13 @@ from .oracle import Oracle
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """How cases are run. log: what the last child printed."""
+    """How cases are run. layers: the most that an architecture keeps, None for all. log: what the last child printed."""
 
     purpose: str
     numerics: product.Numerics
     limits: children.Limits
     log: Path
+    layers: int | None = None
 
 
 def records(case: Case, tp_sizes: list[int], sweep: Sweep) -> Iterator[dict]:
@@ -29,7 +30,7 @@ def records(case: Case, tp_sizes: list[int], sweep: Sweep) -> Iterator[dict]:
     start = {"case": case.name, "model_type": case.model_type, "purpose": sweep.purpose, "numerics": str(sweep.numerics)}
     with tempfile.TemporaryDirectory(prefix="tpplan-sweep-") as directory:
         try:
-            file = write_config(case, Path(directory))
+            file = write_config(case, Path(directory), sweep.layers)
         except Exception as error:  # a config class that cannot be made without arguments
             words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             yield from (start | {"tp_size": size, "skipped": words} for size in tp_sizes)

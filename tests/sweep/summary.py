@@ -47,6 +47,10 @@ def summary(records: list[dict]) -> str:
         lines += _listed(name, [record for record in judged if record["agreement"] == name], _disagreement)
     for name in BAD_REPAIRS:
         lines += _listed(name, [record for record in judged if record.get("holding") == name], _repair)
+    unsharded = [r for r in judged if r["oracle"]["status"] == "unsharded-raises"]
+    lines += _listed("does not run unsharded", unsharded, _disagreement)
+    bare = [r for r in judged if r["check"]["verdict"] == "fail" and "repair" not in r]
+    lines += _counts("fails with nothing to repair", (_codes(r) for r in bare))
     lines += _listed("other class", [r for r in judged if _other_class(r)], _classes)
     lines += _listed("other share", [r for r in judged if _other_share(r)], _shares)
     overruled = [record for record in judged if "TPP308" in record["check"].get("codes", ())]
@@ -70,6 +74,10 @@ def _listed(title: str, records: list[dict], line) -> Iterator[str]:
 
 def _name(record: dict) -> str:
     return f"{record['case']} tp {record['tp_size']}" + (" training" if record["purpose"] == "training" else "")
+
+
+def _codes(record: dict) -> str:
+    return "+".join(sorted({error[0] for error in record["check"]["errors"]}))
 
 
 def _disagreement(record: dict) -> str:

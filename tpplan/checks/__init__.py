@@ -10,6 +10,7 @@ from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partn
 from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles
 from tpplan.checks.subject import Subject
 from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu
+from tpplan.checks.widths import check_gathered_widths
 from tpplan.diagnostics import Diagnostic
 
 # With an error from one of these, Transformers rejects the plan before it cuts anything.
@@ -22,6 +23,7 @@ EXPLAINING = (
     check_partners,
     check_logits,
     check_heads,
+    check_gathered_widths,
     check_tied_styles,
     check_tied_weights_on_tpu,
 )

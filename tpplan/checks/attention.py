@@ -61,7 +61,9 @@ def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock
             name=name,
             head_dim=head_dim,
             queries=tuple(_projection(name, key, linear[key], _query_unit(module, linear[key], head_dim)) for key in queries),
-            keys_values=tuple(_projection(name, key, linear[key], head_dim) for key in keys_values),
+            keys_values=tuple(
+                _projection(name, key, linear[key], _value_unit(module, key, head_dim)) for key in keys_values
+            ),
             outputs=tuple(f"{name}.{key}" for key in linear if key in OUTPUT),
         )
 
@@ -76,6 +78,12 @@ def _head_dim(module: Any, config: Any) -> int | None:
         return own
     shared = config_value(text_config(config), "head_dim")
     return shared if isinstance(shared, int) else None
+
+
+def _value_unit(module: Any, key: str, head_dim: int) -> int:
+    """Columns per key or value head: values may have a width of their own."""
+    own = getattr(module, "v_head_dim", None)
+    return own if key.startswith(("v", "wv")) and isinstance(own, int) else head_dim
 
 
 def _query_unit(module: Any, linear: Any, head_dim: int) -> int:

@@ -35,7 +35,7 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
         value = config_value(config, field)
         heads = config_value(config, "num_attention_heads")
         follows = field == "num_key_value_heads" and value == heads  # None in the class means as many as query heads
-        if value is None or follows or not defaulted(subject.spec.source, config, field):
+        if value is None or follows or not defaulted(subject.spec.source, subject.spec.config, field):
             continue
         yield Diagnostic(
             code="TPP307",

@@ -117,12 +117,12 @@ def config_value(config: Any, name: str) -> Any:
 
 
 def defaulted(source: Source, config: Any, name: str) -> bool:
-    """Whether `name` of the language model's config came from the class default and not from the file."""
-    raw = source.config
-    if text_config(config) is not config:
+    """Whether `name` of the language model's part of `config` came from the class default and not from the file."""
+    raw, text = source.config, text_config(config)
+    if text is not config:
         raw = raw.get(text_config_name(config))
         raw = raw if isinstance(raw, dict) else {}
-    return not _stands_in(raw, config, name)
+    return not _stands_in(raw, text, name)
 
 
 def _stands_in(raw: dict, config: Any, name: str) -> bool:

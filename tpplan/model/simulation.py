@@ -11,8 +11,6 @@ from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 
-SIMULATOR_FILE = "torch/distributed/_local_tensor/"
-
 
 @contextmanager
 def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
@@ -63,17 +61,25 @@ def gathered(value: Any, tp_size: int) -> list[Any]:
 
 
 def raised_by_simulator(error: BaseException) -> bool:
-    """Whether the error was raised inside the simulator itself, which then says nothing about the model."""
+    """Whether the simulator cannot represent what was asked of it, which then says nothing about the model.
+
+    Uneven shards are symbolic sizes in it. Code that must hash such a size, or ask its node for what it lacks, raises
+    in torch itself. An error of the rank's own operation is raised inside the simulator too, but from a kernel.
+    """
+    import torch
+
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    file = trace.tb_frame.f_code.co_filename.replace("\\", "/") if trace else ""
-    return SIMULATOR_FILE in file or _is_symbolic(error)
+    frame = trace.tb_frame if trace else None
+    subject = frame.f_locals.get("self") if frame else None
+    is_symbolic = isinstance(subject, (torch.SymInt, torch.SymBool, torch.SymFloat)) or "Local" in type(subject).__name__
+    return isinstance(error, (AttributeError, TypeError, NotImplementedError)) and is_symbolic or _lacks_node(error)
 
 
-def _is_symbolic(error: BaseException) -> bool:
-    """Uneven shards are symbolic sizes in the simulator; code that cannot take one raises about its node class."""
-    return isinstance(error, (AttributeError, TypeError)) and "LocalIntNode" in str(error)
+def _lacks_node(error: BaseException) -> bool:
+    """An attribute that the simulator's node of a symbolic size does not have."""
+    return isinstance(error, AttributeError) and type(getattr(error, "obj", None)).__name__ == "LocalIntNode"
 
 
 def watch_modules(model: Any, seen: Callable[[str, Any], None]) -> list[Any]:

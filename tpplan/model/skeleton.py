@@ -76,6 +76,7 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
     """
     import torch
 
+    internals()  # what is missing there is not the model's fault
     try:
         model = build_on_meta(spec)
     except Exception as error:  # constructors raise anything, and ImportError for packages that they need
