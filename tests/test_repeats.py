@@ -98,47 +98,54 @@ def test_a_fault_in_a_later_kind_is_found() -> None:
 
 
 class TestRunRepeatsOnce:
-    def ran(self, modules: list[Any], *shapes: tuple[int, int]) -> int:
-        """How often a forward of `modules`, in one list, really ran over calls with inputs of these shapes."""
+    def ran(self, modules: list[Any], *shapes: tuple[int, int]) -> list[int]:
+        """Which of `modules`, in one list, really ran over calls with inputs of these shapes, by index."""
         import torch
 
-        count = 0
+        ran: list[int] = []
 
-        def counting(forward: Any) -> Any:
-            def counted(x: Any) -> Any:
-                nonlocal count
-                count += 1
-                return forward(x)
-
-            return counted
+        def noting(index: int, forward: Any) -> Any:
+            return lambda x: (ran.append(index), forward(x))[1]
 
         stack = torch.nn.Module()
         stack.layers = torch.nn.ModuleList(modules)
-        for layer in stack.layers:
-            layer.forward = counting(layer.forward)
-        with run_repeats_once(stack):
+        for index, layer in enumerate(stack.layers):
+            layer.forward = noting(index, layer.forward)
+        with run_repeats_once(stack, lambda module, skipped: None):
             for shape in shapes:
                 for layer in stack.layers:
                     layer(torch.zeros(shape))
-        return count
+        return ran
 
     def test_equal_layers_run_once_for_each_shape(self) -> None:
         from torch.nn import Linear
 
-        assert self.ran([Linear(4, 4) for _ in range(5)], (1, 4)) == 1
-        assert self.ran([Linear(4, 4) for _ in range(5)], (1, 4), (2, 4)) == 2
+        assert self.ran([Linear(4, 4) for _ in range(5)], (1, 4)) == [0]
+        assert self.ran([Linear(4, 4) for _ in range(5)], (1, 4), (2, 4), (1, 4)) == [0, 0]
 
     def test_layers_that_differ_in_anything_run(self) -> None:
         from torch.nn import Dropout, Linear
 
-        assert self.ran([Linear(4, 4), Linear(4, 4, bias=False), Linear(4, 4)], (1, 4)) == 2
-        assert self.ran([Dropout(0.1), Dropout(0.2)], (1, 4)) == 2
+        assert self.ran([Linear(4, 4), Linear(4, 4, bias=False), Linear(4, 4)], (1, 4)) == [0, 1]
+        assert self.ran([Dropout(0.1), Dropout(0.2), Dropout(0.1)], (1, 4)) == [0, 1]
+
+    def test_only_what_runs_is_prepared(self) -> None:
+        import torch
+
+        stack = torch.nn.Module()
+        stack.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
+        prepared = []
+        with run_repeats_once(stack, lambda module, skipped: prepared.append((module, set(skipped)))):
+            stack.layers[0](torch.zeros(1, 4))
+            stack.layers[1](torch.zeros(2, 4))
+        first, second, third = stack.layers
+        assert prepared == [(stack, {id(second), id(third)}), (second, set())], "the second ran by itself after all"
 
     def test_the_model_is_left_as_it_was(self) -> None:
         import torch
 
         stack = torch.nn.Module()
         stack.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(3)])
-        with run_repeats_once(stack) as skipped:
-            assert skipped == {id(layer) for layer in stack.layers[1:]}
+        with run_repeats_once(stack, lambda module, skipped: None):
+            assert "forward" in vars(stack.layers[0])
         assert all("forward" not in vars(layer) for layer in stack.layers)

@@ -124,7 +124,7 @@ def _reconcile(diagnostics: list[Diagnostic], outcome: Outcome) -> list[Diagnost
         return diagnostics
     return [
         replace(diagnostic, code="TPP308", severity=Severity.WARNING, message=f"{diagnostic.message}; yet it runs")
-        if diagnostic.code in HEAD_CODES
+        if diagnostic.code in HEAD_CODES and diagnostic.where.module in outcome.entered
         else diagnostic
         for diagnostic in diagnostics
     ]

@@ -120,4 +120,4 @@ def _failure(judgement: Judgement) -> Hashable:
         gradients = tuple(sorted({(wildcard(fault.parameter), fault.kind) for fault in numerics.gradients}))
         if modules or gradients or numerics.raised:
             return ("numerics", modules, gradients, numerics.raised and numerics.raised[0], numerics.raised_in)
-    return ("other",)
+    return ("static", tuple((diagnostic.code, str(diagnostic.where)) for diagnostic in judgement.report().errors))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tpplan.checks.attention import attention_blocks
 from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
-from tpplan.judge import Judgement
+from tpplan.judge import HEAD_CODES, Judgement
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.numerics import GradientFault, Kind
 from tpplan.shapes import Phase
@@ -42,6 +42,10 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
             yield from _uneven_gathers_whole(subject)
         else:
             yield from _for_block(subject, strategy, stop.module or "", f"the {stop.phase} raises")
+        return
+    unreached = [d.where.module for d in judgement.diagnostics if d.code in HEAD_CODES and d.where.module]
+    if unreached:
+        yield from _for_block(subject, strategy, unreached[0], "its heads do not divide")
         return
     if proven and proven.load and not proven.load.passed:
         yield from share_experts(subject, "loading it sharded fails")

@@ -18,7 +18,7 @@ from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
 from tpplan.model.quiet import quiet
-from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
+from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie, wildcard
 
 SEQUENCE = 12
 
@@ -46,6 +46,7 @@ class Outcome:
 
     stop: the first failure, or None. not_run: why nothing was learned, or empty. ranks: the ranks that were run.
     local_sizes: parameter -> elements that rank 0 holds, the largest share. logits_width: columns on rank 0.
+    entered: modules that the run reached, with `*` for layer numbers; text does not reach the towers of a model.
     """
 
     ranks: tuple[int, ...]
@@ -53,6 +54,7 @@ class Outcome:
     not_run: str = ""
     local_sizes: dict[str, int] = field(default_factory=dict)
     logits_width: int | None = None
+    entered: frozenset[str] = frozenset()
     seconds: float = 0.0
 
     @property
@@ -68,16 +70,18 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     started = time.perf_counter()
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     local_sizes: dict[str, int] = {}
-    width = None
+    width, entered = None, frozenset()
     for rank in ranks:
         run = _run_rank(spec, sharding, rank, training, every_layer)
         if rank == 0:
-            local_sizes, width = run.local_sizes, run.logits_width
+            local_sizes, width, entered = run.local_sizes, run.logits_width, run.entered
         if run.stop:
             reason = _why_not_run(spec, run.stop, training, every_layer)
             stop = None if reason else run.stop
             return Outcome(ranks=ranks, stop=stop, not_run=reason, local_sizes=local_sizes, seconds=_since(started))
-    return Outcome(ranks=ranks, local_sizes=local_sizes, logits_width=width, seconds=_since(started))
+    return Outcome(
+        ranks=ranks, local_sizes=local_sizes, logits_width=width, entered=entered, seconds=_since(started)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +89,7 @@ class _Run:
     stop: Stop | None
     local_sizes: dict[str, int]
     logits_width: int | None = None
+    entered: frozenset[str] = frozenset()
 
 
 def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, every_layer: bool) -> _Run:
@@ -95,8 +100,9 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
         except Exception as error:  # whatever Transformers raises here, from_pretrained would raise
             return _Run(stop=_stop(rank, Phase.SHARDING, None, error), local_sizes={})
         local_sizes = _local_sizes(model)
-        stop, width = _run_model(model, spec, rank, training, every_layer)
-    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width)
+        trail = Trail(model)
+        stop, width = _run_model(model, spec, rank, training, every_layer, trail)
+    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width, entered=trail.entered)
 
 
 def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> str:
@@ -108,14 +114,14 @@ def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool)
     whole = build_on_meta(spec)
     with quiet():
         tie(whole)
-    alone, _ = _run_model(whole, spec, 0, training, every_layer)
+    alone, _ = _run_model(whole, spec, 0, training, every_layer, Trail(whole))
     if alone is None:
         return ""
     return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}"
 
 
 def _run_model(
-    model: Any, spec: ModelSpec, rank: int, training: bool, every_layer: bool
+    model: Any, spec: ModelSpec, rank: int, training: bool, every_layer: bool, trail: Trail
 ) -> tuple[Stop | None, int | None]:
     """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
     import torch
@@ -123,7 +129,6 @@ def _run_model(
     made: dict[int, Any] = {}
     with run_repeats_once(model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer):
         model.train(training)
-        trail = Trail(model)
         phase = Phase.FORWARD
         try:
             with quiet(), trail.follow(training), torch.set_grad_enabled(training):
@@ -251,6 +256,12 @@ class Trail:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._running: list[str] = []
         self._last_gradient: str | None = None
+        self._entered: set[str] = set()
+
+    @property
+    def entered(self) -> frozenset[str]:
+        """The modules whose forward was called, with `*` for layer numbers."""
+        return frozenset(wildcard(name) for name in self._entered)
 
     def innermost(self, phase: Phase) -> str | None:
         """The innermost module whose forward did not return; after a backward, the last to get its gradient."""
@@ -267,6 +278,7 @@ class Trail:
         def enter(module: Any, _: Any) -> None:
             if id(module) in self._names:
                 self._running.append(self._names[id(module)])
+                self._entered.add(self._names[id(module)])
 
         def leave(module: Any, _: Any, output: Any) -> None:
             if id(module) not in self._names:

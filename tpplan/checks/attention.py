@@ -48,10 +48,8 @@ class AttentionBlock:
 
 def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock]:
     """Every module that holds query and key/value projections as linear layers, and has heads of a known width."""
-    import torch
-
     for name, module in skeleton.model.named_modules():
-        linear = {key: child for key, child in module.named_children() if isinstance(child, torch.nn.Linear)}
+        linear = dict(_linear_children(module))
         queries = [key for key in linear if key in QUERY]
         keys_values = [key for key in linear if key in KEY_VALUE]
         head_dim = _head_dim(module, config)
@@ -60,16 +58,35 @@ def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock
         yield AttentionBlock(
             name=name,
             head_dim=head_dim,
-            queries=tuple(_projection(name, key, linear[key], _query_unit(module, linear[key], head_dim)) for key in queries),
-            keys_values=tuple(
-                _projection(name, key, linear[key], _value_unit(module, key, head_dim)) for key in keys_values
+            queries=tuple(
+                _projection(module, name, key, linear[key], _query_unit(module, linear[key], head_dim)) for key in queries
             ),
-            outputs=tuple(f"{name}.{key}" for key in linear if key in OUTPUT),
+            keys_values=tuple(
+                _projection(module, name, key, linear[key], _value_unit(module, key, head_dim)) for key in keys_values
+            ),
+            outputs=tuple(_name_of(module, name, key) for key in linear if key in OUTPUT),
         )
 
 
-def _projection(block: str, key: str, linear: Any, unit: int) -> Projection:
-    return Projection(name=f"{block}.{key}", columns=linear.out_features, unit=unit)
+def _linear_children(module: Any) -> Iterator[tuple[str, Any]]:
+    """Linear layers by the name under which the block holds them; some wrap each in a module of its own."""
+    import torch
+
+    for key, child in module.named_children():
+        inner = getattr(child, "linear", None)
+        if isinstance(child, torch.nn.Linear):
+            yield key, child
+        elif isinstance(inner, torch.nn.Linear):
+            yield key, inner
+
+
+def _projection(block: Any, name: str, key: str, linear: Any, unit: int) -> Projection:
+    return Projection(name=_name_of(block, name, key), columns=linear.out_features, unit=unit)
+
+
+def _name_of(block: Any, name: str, key: str) -> str:
+    """The dotted name of the linear layer itself."""
+    return f"{name}.{key}.linear" if hasattr(getattr(block, key), "linear") else f"{name}.{key}"
 
 
 def _head_dim(module: Any, config: Any) -> int | None:
