@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpplan import processes
-from tpplan.processes import available_bytes, marked, out_of_memory_kills, resident_bytes, state_of, workspace
+from tpplan.processes import available_bytes, marked, out_of_memory_kills, peak_bytes, resident_bytes, state_of, workspace
 
 # A child that does not listen, with a child of its own in another session.
 STUBBORN = """
@@ -78,3 +78,4 @@ def test_what_the_system_tells() -> None:
     assert state_of(2**30) == ""
     assert resident_bytes(os.getpid()) > 2**20
     assert resident_bytes(2**30) == 0
+    assert peak_bytes() >= resident_bytes(os.getpid())

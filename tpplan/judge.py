@@ -80,6 +80,8 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
     stages = {"static": _static_stage(diagnostics, seconds), "shapes": _shapes_stage(outcome)}
     if outcome.stop:
         diagnostics.append(stop_diagnostic(subject, outcome))
+    elif outcome.whole_width not in (None, outcome.logits_width) and not _has(diagnostics, "TPP208"):
+        diagnostics.append(width_diagnostic(subject, outcome))
     proven = None
     if depth is Depth.NUMERICS and outcome.stop:
         stages["numerics"] = Stage(status=Status.NOT_RUN, reason="the shapes stage failed")
@@ -109,6 +111,21 @@ def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
         where=Place(file=subject.spec.source.name, module=stop.module),
         evidence=stop.error,
     )
+
+
+def width_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
+    """Logits of another width than the unsharded model's, measured on both."""
+    found, expected = outcome.logits_width, outcome.whole_width
+    return Diagnostic(
+        code="TPP208",
+        message=f"the sharded model returns {found} columns of logits where the unsharded one returns {expected}",
+        where=Place(file=subject.spec.source.name),
+        evidence="both were run without weights",
+    )
+
+
+def _has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
+    return any(diagnostic.code == code for diagnostic in diagnostics)
 
 
 def _not_run(depth: Depth, rejected: list[Diagnostic]) -> dict[str, Stage]:

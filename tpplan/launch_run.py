@@ -74,7 +74,8 @@ class Launch:
         command = [*self._worker(), str(self._write_job(compare=False)), "--unsharded"]
         child = self.space.start(command, self._environment(cpu=True, ranks=1), "unsharded.log")
         path = self.space.directory / UNSHARDED
-        in_time = self._wait(child, lambda: self._report_progress("unsharded model", [read_result(path)], 0))
+        held = self.subject.skeleton.bytes
+        in_time = self._wait(child, lambda: self._report_progress("unsharded model", [read_result(path)], held))
         result = read_result(path)
         phase = result.phase if result else Phase.START
         words = _tail(self.space.directory / "unsharded.log")
@@ -101,8 +102,7 @@ class Launch:
             environment | {FAILURES: str(failures)},
             "torchrun.log",
         )
-        what = f"{len(self.ranks)} ranks"
-        in_time = self._wait(agent, lambda: self._report_progress(what, list(self._results().values()), held))
+        in_time = self._wait(agent, lambda: self._report_progress(f"{len(self.ranks)} ranks", self._found(), held))
         states = {} if in_time else self._ask_where_they_are()
         codes = json.loads(failures.read_text(encoding="utf-8")) if failures.exists() else {}
         return Ended(
@@ -127,20 +127,20 @@ class Launch:
         return True
 
     def _report_progress(self, what: str, results: list[RankResult | None], held: int) -> None:
-        """The part done: phases, and while loading the memory that a rank has of what it will hold."""
-        known = [result for result in results if result]
-        done = 0.0
-        for result in known:
-            done += PHASES.index(Phase(result.phase))
-            if result.phase == Phase.LOAD and held:
+        """The part done: phases, and while loading the memory that a process has of what it will hold."""
+        phases = [PHASES.index(Phase(result.phase)) if result else 0 for result in results]
+        done = float(sum(phases))
+        for result in results:
+            if result and result.phase == Phase.LOAD and held:
                 done += min(resident_bytes(result.pid) / held, 1.0)
-        furthest_behind = min((PHASES.index(Phase(result.phase)) for result in known), default=0)
-        whole = max(len(results), len(self.ranks) if held else 1) * (len(PHASES) - 1)
-        self.progress(f"{what}: {PHASES[furthest_behind]}", min(done / whole, 1.0))
+        self.progress(f"{what}: {PHASES[min(phases)]}", min(done / len(phases) / (len(PHASES) - 1), 1.0))
+
+    def _found(self) -> list[RankResult | None]:
+        """The result of each rank of this host, None where there is none yet."""
+        return [read_result(self.space.directory / f"rank-{rank}.json") for rank in self.ranks]
 
     def _results(self) -> dict[int, RankResult]:
-        found = {rank: read_result(self.space.directory / f"rank-{rank}.json") for rank in self.ranks}
-        return {rank: result for rank, result in found.items() if result}
+        return {result.rank: result for result in self._found() if result}
 
     def _ask_where_they_are(self) -> dict[int, str]:
         """Rank -> the letter of its state. Each one that can writes its stack to its stderr."""

@@ -46,6 +46,7 @@ class Outcome:
 
     stop: the first failure, or None. not_run: why nothing was learned, or empty. ranks: the ranks that were run.
     local_sizes: parameter -> elements that rank 0 holds, the largest share. logits_width: columns on rank 0.
+    whole_width: columns of the unsharded model, where they are not what its head says and had to be measured.
     entered: modules that the run reached, with `*` for layer numbers; text does not reach the towers of a model.
     """
 
@@ -54,6 +55,7 @@ class Outcome:
     not_run: str = ""
     local_sizes: dict[str, int] = field(default_factory=dict)
     logits_width: int | None = None
+    whole_width: int | None = None
     entered: frozenset[str] = frozenset()
     seconds: float = 0.0
 
@@ -70,17 +72,24 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     started = time.perf_counter()
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     local_sizes: dict[str, int] = {}
-    width, entered = None, frozenset()
+    width, head_rows, entered = None, None, frozenset()
     for rank in ranks:
         run = _run_rank(spec, sharding, rank, training, every_layer)
         if rank == 0:
-            local_sizes, width, entered = run.local_sizes, run.logits_width, run.entered
+            local_sizes, entered = run.local_sizes, run.entered
+            width, head_rows = run.logits_width, run.head_rows
         if run.stop:
             reason = _why_not_run(spec, run.stop, training, every_layer)
             stop = None if reason else run.stop
             return Outcome(ranks=ranks, stop=stop, not_run=reason, local_sizes=local_sizes, seconds=_since(started))
+    whole_width = None if width in (None, head_rows) else _run_whole(spec, training, every_layer)[1]
     return Outcome(
-        ranks=ranks, local_sizes=local_sizes, logits_width=width, entered=entered, seconds=_since(started)
+        ranks=ranks,
+        local_sizes=local_sizes,
+        logits_width=width,
+        whole_width=whole_width,
+        entered=entered,
+        seconds=_since(started),
     )
 
 
@@ -89,6 +98,7 @@ class _Run:
     stop: Stop | None
     local_sizes: dict[str, int]
     logits_width: int | None = None
+    head_rows: int | None = None
     entered: frozenset[str] = frozenset()
 
 
@@ -102,7 +112,8 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
         local_sizes = _local_sizes(model)
         trail = Trail(model)
         stop, width = _run_model(model, spec, rank, training, every_layer, trail)
-    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width, entered=trail.entered)
+        rows = _head_rows(model)
+    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width, head_rows=rows, entered=trail.entered)
 
 
 def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> str:
@@ -111,13 +122,27 @@ def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool)
         return f"{stop.module or 'the model'} cannot be run without weights: {stop.error}"
     if stop.phase is Phase.SHARDING:
         return ""
+    alone, _ = _run_whole(spec, training, every_layer)
+    if alone is None:
+        return ""
+    if alone.unsupported:
+        return f"{alone.module or 'the model'} cannot be run without weights: {alone.error}"
+    return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}"
+
+
+def _run_whole(spec: ModelSpec, training: bool, every_layer: bool) -> tuple[Stop | None, int | None]:
+    """Run the unsharded model in the same way: the failure, if any, and the width of its logits."""
     whole = build_on_meta(spec)
     with quiet():
         tie(whole)
-    alone, _ = _run_model(whole, spec, 0, training, every_layer, Trail(whole))
-    if alone is None:
-        return ""
-    return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}"
+    return _run_model(whole, spec, 0, training, every_layer, Trail(whole))
+
+
+def _head_rows(model: Any) -> int | None:
+    """Columns that the output head makes by its weight, tied or not; None for a model without one."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return None if weight is None or weight.ndim != 2 else int(weight.shape[0])
 
 
 def _run_model(

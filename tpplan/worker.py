@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
-import resource
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
-from tpplan.processes import die_with_parent
+from tpplan.processes import die_with_parent, peak_bytes
 
 UNSHARDED = "unsharded.json"
 NUMBERS = "unsharded.safetensors"
@@ -114,7 +113,7 @@ class _Notes:
         self.put(phase=str(phase), since=time.time())
 
     def put(self, **values: Any) -> None:
-        self._values |= values | {"peak_bytes": _peak_bytes()}
+        self._values |= values | {"peak_bytes": peak_bytes()}
         beside = self._path.with_suffix(".tmp")
         beside.write_text(json.dumps(self._values), encoding="utf-8")
         beside.replace(self._path)
@@ -245,20 +244,6 @@ def _generate(model: Any, ids: Any, new_tokens: int, cache: str) -> tuple[list[i
         best = on_cpu(step)[0].topk(2).values.tolist()
         margins.append((best[0] - best[1]) / (on_cpu(step).abs().max().item() or 1.0))
     return generated.sequences[0, -new_tokens:].tolist(), margins
-
-
-def _peak_bytes() -> int:
-    """The most memory that this process has had resident, in bytes.
-
-    From VmHWM where there is one: after a fork, ru_maxrss starts at what the parent had.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _one_line(error: BaseException) -> str:
