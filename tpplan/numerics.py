@@ -15,9 +15,10 @@ from typing import Any
 from tpplan.miniature import Miniature
 from tpplan.model.config import config_value
 from tpplan.model.quiet import quiet
-from tpplan.model.skeleton import Sharding
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
-from tpplan.shapes import Phase, Trail, example_inputs, main_output, runnable
+from tpplan.model.skeleton import Sharding
+from tpplan.model.trail import Trail
+from tpplan.shapes import example_inputs, main_output, runnable
 
 # Relative to the largest value compared. Right plans differ by less than 1e-5, wrong ones by more than 1e-2.
 TOLERANCE = 1e-3
@@ -106,7 +107,7 @@ def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = F
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
         if raised_by_simulator(error):
             return comparison.result(started, not_run=f"the simulation of ranks cannot run the {part}: {text}")
-        module = trail.innermost(Phase.FORWARD) if trail else None
+        module = trail.innermost if trail else None
         return comparison.result(started, raised=(part, text), raised_in=module)
     return comparison.result(started)
 

@@ -7,8 +7,6 @@ that looks at their values runs. Layers that are alike are run once, see `tpplan
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,7 +16,8 @@ from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
 from tpplan.model.quiet import quiet
-from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie, wildcard
+from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
+from tpplan.model.trail import Trail
 
 SEQUENCE = 12
 
@@ -61,7 +60,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        return self.stop is None and not self.not_run
+        return self.stop is None and not self.not_run and self.whole_width in (None, self.logits_width)
 
 
 def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False) -> Outcome:
@@ -162,7 +161,7 @@ def _run_model(
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
         except Exception as error:  # the model's own code may raise anything
-            return _stop(rank, phase, trail.innermost(phase), error), None
+            return _stop(rank, phase, trail.last_gradient if phase is Phase.BACKWARD else trail.innermost, error), None
     return None, int(output.shape[-1])
 
 
@@ -272,56 +271,6 @@ def _stop(rank: int, phase: Phase, module: str | None, error: Exception) -> Stop
         error=f"{type(error).__name__}: {text}",
         unsupported=isinstance(error, unsupported),
     )
-
-
-class Trail:
-    """Which modules are running, and which have had their gradient, by name."""
-
-    def __init__(self, model: Any) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._running: list[str] = []
-        self._last_gradient: str | None = None
-        self._entered: set[str] = set()
-
-    @property
-    def entered(self) -> frozenset[str]:
-        """The modules whose forward was called, with `*` for layer numbers."""
-        return frozenset(wildcard(name) for name in self._entered)
-
-    def innermost(self, phase: Phase) -> str | None:
-        """The innermost module whose forward did not return; after a backward, the last to get its gradient."""
-        if phase is Phase.BACKWARD:
-            return self._last_gradient
-        return self._running[-1] or None if self._running else None
-
-    @contextmanager
-    def follow(self, training: bool) -> Iterator[None]:
-        """Watch the model while the context lasts. training: note gradients too."""
-        import torch
-        from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-
-        def enter(module: Any, _: Any) -> None:
-            if id(module) in self._names:
-                self._running.append(self._names[id(module)])
-                self._entered.add(self._names[id(module)])
-
-        def leave(module: Any, _: Any, output: Any) -> None:
-            if id(module) not in self._names:
-                return
-            name = self._running.pop()
-            first = output[0] if isinstance(output, tuple) and output else output
-            if training and isinstance(first, torch.Tensor) and first.requires_grad:
-                first.register_hook(lambda _, name=name: self._note_gradient(name))
-
-        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _note_gradient(self, name: str) -> None:
-        self._last_gradient = name
 
 
 def _since(started: float) -> float:
