@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Report, Status
+from tpplan.units import gib
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -60,8 +61,3 @@ def diagnostic_text(diagnostic: Diagnostic, *, with_fix: bool = True) -> Text:
     if diagnostic.fix and with_fix:
         text.append(f"  fix: {diagnostic.fix}\n")
     return text
-
-
-def gib(size: int) -> str:
-    """Bytes as GiB, or as MiB where that would show as nothing."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 100 or not size else f"{size / 2**20:.2f} MiB"

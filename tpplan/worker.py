@@ -279,7 +279,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait_for_peers(results: Path) -> None:
-    """Give the other ranks of this host the time to raise as well: torchrun ends them all when the first one is gone."""
+    """Give the other ranks of this host time to raise as well: torchrun ends them all when the first one is gone."""
     deadline = time.monotonic() + PEERS_SECONDS
     count = int(os.environ["LOCAL_WORLD_SIZE"])
     while time.monotonic() < deadline:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place
 from tpplan.model.skeleton import wildcard
+from tpplan.units import gib
 
 # A rank that holds more than this many times the ideal share is told what it holds whole.
 WORTH_SAYING = 1.5
@@ -35,7 +36,7 @@ def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Di
         if local == full:
             by_rule[wildcard(name)] += local
     largest = sorted(by_rule.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{rule} {_gib(size)}" for rule, size in largest[:LISTED])
+    listed = ", ".join(f"{rule} {gib(size)}" for rule, size in largest[:LISTED])
     more = f", and {len(largest) - LISTED} more" if len(largest) > LISTED else ""
     elements = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
     total = sum(elements.values())
@@ -45,7 +46,7 @@ def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Di
         message=f"every rank holds {_billions(share.parameters, itemsize)} of {_billions(total, itemsize)} parameters, "
         f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
         where=Place(file=subject.spec.source.name),
-        evidence=f"whole on every rank: {_gib(share.whole)} of {_gib(total)} ({share.whole / total:.0%}): {listed}{more}",
+        evidence=f"whole on every rank: {gib(share.whole)} of {gib(total)} ({share.whole / total:.0%}): {listed}{more}",
         fix=_fix(subject, largest[0][0]),
     )
 
@@ -77,7 +78,3 @@ def _fix(subject: Subject, largest: str) -> str:
 
 def _billions(size: int, itemsize: int) -> str:
     return f"{size / itemsize / 1e9:.2f}B"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB"

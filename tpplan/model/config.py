@@ -244,7 +244,9 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     missing = [
         names.get(field, field)
         for field in DECIDING_FIELDS
-        if config_value(config, field) is not None and not _stands_in(raw, config, field)
+        if config_value(config, field) is not None
+        and not isinstance(getattr(type(config), field, None), property)  # computed from other values
+        and not _stands_in(raw, config, field)
     ]
     if missing:
         raise _input_error(
