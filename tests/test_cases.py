@@ -38,11 +38,6 @@ VOLATILE = [
     (r"largest error \d\.\de-\d\d", "largest error #"),
     (r"LocalEntryNotFoundError: .*", "LocalEntryNotFoundError: #"),
 ]
-# Cases whose expected files hold what should be printed, and is not.
-WRONG = {
-    "TPP405-no-repair": "proposals that did not help are not counted as tried, so TPP405 is missing",
-    "TPP504-sharded-run-raises": "the fix says that nothing helps, and q, k, v and o together do",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +75,7 @@ def expected(folder: Path, name: str) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
-def cases() -> list:
-    names = sorted(folder.name for folder in CASES.iterdir())
-    known = {name: [pytest.mark.xfail(strict=True, reason=WRONG[name])] for name in WRONG}
-    return [pytest.param(name, marks=known.get(name, [])) for name in names]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", sorted(folder.name for folder in CASES.iterdir()))
 def test_case(name: str, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from tpplan.cli import main
 
@@ -100,7 +89,7 @@ def test_case(name: str, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypat
 
     printed = capfd.readouterr()
     stdout, stderr = normalised(printed.out), normalised(printed.err)
-    if WRITE and name not in WRONG:
+    if WRITE:
         command.write(folder, exit_code)
         for file, text in ((command.output_name, stdout), ("expected.stderr", stderr)):
             (folder / file).write_text(text, encoding="utf-8") if text else (folder / file).unlink(missing_ok=True)

@@ -14,16 +14,15 @@ from tpplan.codes import CODES, Severity
 TESTS = Path(__file__).parent
 SOURCES = [file for file in Path(tpplan.__file__).parent.rglob("*.py") if file.name != "codes.py"]
 
-# Codes that no call of the command line can show from files alone: why, and the test that shows them instead.
-SHOWN_ELSEWHERE = {
-    "TPP304": ("Transformers before 5.23 on a TPU", "test_main_job.py"),
-    "TPP403": ("no small model of the installed release runs forward and stops in its backward", "test_main_job.py"),
-    "TPP506": ("the loader of the installed release has no such fault", "test_numerics.py"),
-    "TPP901": ("a broken installation", "test_internals.py"),
-} | {
-    code: ("real ranks or a TPU", "test_launch.py")
-    for code in CODES
-    if code.startswith(("TPP51", "TPP52")) or code in ("TPP910", "TPP911", "TPP912", "TPP913")
+# Codes that no call of the command line can show from files alone, and why: a test shows them instead.
+SHOWN_BY_A_TEST = {
+    "TPP304": "Transformers before 5.23 on a TPU",
+    "TPP309": "Transformers before 5.21",
+    "TPP403": "no small model of the installed release runs forward and stops in its backward",
+    "TPP506": "the loader of the installed release has no such fault",
+    "TPP901": "a broken installation",
+    **{code: "real ranks" for code in CODES if code.startswith(("TPP51", "TPP52"))},
+    **{code: "torch_tpu or a launcher" for code in CODES if code.startswith("TPP91")},
 }
 
 
@@ -41,12 +40,17 @@ class TestCode:
         assert len(entry.page) > len(entry.title) > 10, "the page says more than the title"
         assert entry.page.endswith(".") and not entry.title.endswith(".")
 
-    def test_is_given_by_the_product(self, code: str) -> None:
+    def test_is_given_by_the_product(self, code: str, request: pytest.FixtureRequest) -> None:
+        xfail_what_nothing_gives(code, request)
         assert any(f'"{code}"' in file.read_text(encoding="utf-8") for file in SOURCES)
 
-    def test_is_shown_by_a_failing_case_and_absent_from_a_passing_one(self, code: str) -> None:
-        if code in SHOWN_ELSEWHERE:
-            pytest.skip("shown elsewhere")
+    def test_is_shown_by_a_failing_case_and_absent_from_a_passing_one(
+        self, code: str, request: pytest.FixtureRequest
+    ) -> None:
+        xfail_what_nothing_gives(code, request)
+        if code in SHOWN_BY_A_TEST:
+            assert not (CASES / f"{code}-{CODES[code].slug}").exists(), "it has a case now: take it out of the list"
+            return
         failing, passing = CASES / f"{code}-{CODES[code].slug}", CASES / f"{code}-passing"
         shown = output(failing)
         assert f"{code} {CODES[code].slug}" in shown
@@ -62,15 +66,21 @@ class TestCode:
         assert capsys.readouterr().out.count(CODES[code].page) == 2
 
 
-@pytest.mark.parametrize("code", SHOWN_ELSEWHERE)
+@pytest.mark.parametrize("code", SHOWN_BY_A_TEST)
 def test_what_no_case_shows_is_shown_by_a_test(code: str) -> None:
-    _, file = SHOWN_ELSEWHERE[code]
-    assert code in (TESTS / file).read_text(encoding="utf-8")
+    tests = [file for file in TESTS.glob("test_*.py") if file.name != Path(__file__).name]
+    assert any(code in file.read_text(encoding="utf-8") for file in tests)
 
 
 def test_every_code_that_is_given_is_in_the_table() -> None:
     given = {code for file in SOURCES for code in re.findall(r'"(TPP\d{3})"', file.read_text(encoding="utf-8"))}
     assert given <= set(CODES)
+
+
+def xfail_what_nothing_gives(code: str, request: pytest.FixtureRequest) -> None:
+    if code == "TPP404":
+        reason = "a model that does not run unsharded is a stage not run, and no diagnostic"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
 
 def output(folder: Path) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tpplan import worker
+from tpplan.launch import worker
 from tpplan.checks.subject import Subject
-from tpplan.compare import difference, first_unequal
-from tpplan.launch_checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
-from tpplan.launch_report import Ended, findings
+from tpplan.launch.compare import difference, first_unequal
+from tpplan.launch.checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
+from tpplan.launch.findings import Ended, findings
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.source import Source
-from tpplan.worker import RankResult
+from tpplan.launch.worker import RankResult
 
 CONFIG = {
     "model_type": "llama",
@@ -223,7 +223,7 @@ def test_a_model_larger_than_the_memory_does_not_fit(
     (tmp_path / "model.safetensors").touch()
     given = replace(subject, spec=replace(subject.spec, source=Source(name="d", config=CONFIG, directory=tmp_path)))
     checkpoint = find_checkpoint(given, tmp_path)
-    monkeypatch.setattr("tpplan.launch_checkpoint.available_bytes", lambda: 2**30)
+    monkeypatch.setattr("tpplan.launch.checkpoint.available_bytes", lambda: 2**30)
     assert unsharded_does_not_fit(checkpoint) == ""
-    monkeypatch.setattr("tpplan.launch_checkpoint.available_bytes", lambda: 2**20)
+    monkeypatch.setattr("tpplan.launch.checkpoint.available_bytes", lambda: 2**20)
     assert "0.0 GiB of memory are free" in unsharded_does_not_fit(checkpoint)

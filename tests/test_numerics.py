@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from tests import configs
 from tests.subjects import ATTENTION, miniature, model, rules, subject
@@ -149,19 +150,21 @@ class TestRightPlans:
 
 
 class TestWhatCannotRun:
-    def test_a_limit_of_the_simulation_is_not_the_model_s_fault(self) -> None:
-        """The backward of expert parallelism stops inside torch's simulation of ranks: nothing was learned."""
-        config = configs.mixtral()
-        sharding = Sharding(tp_size=2, ep_size=2)
-        inference = run_numerics(miniature(config, 2), sharding)
-        assert inference.passed, "its forward is compared, and right"
+    """A limit of the simulation is not the model's fault: nothing was learned, and that is said."""
 
-        training = run_numerics(miniature(config, 2), sharding, training=True)
-        assert training.raised is None and "backward" in training.not_run
+    EXPERTS = Sharding(tp_size=2, ep_size=2)
+
+    def test_the_forward_of_expert_parallelism_is_compared(self) -> None:
+        if transformers_version() < (5, 24):
+            pytest.skip("its index arithmetic cannot be simulated")
+        assert run_numerics(miniature(configs.mixtral(), 2), self.EXPERTS).passed
+
+    @pytest.mark.xfail(transformers_version() < (5, 20), strict=True, reason="fsdp frees a storage that is not there")
+    def test_the_backward_of_expert_parallelism_stops_inside_torch(self) -> None:
+        training = run_numerics(miniature(configs.mixtral(), 2), self.EXPERTS, training=True)
+        assert training.raised is None and training.not_run != ""
         assert not training.passed
 
-
-    @pytest.mark.xfail(strict=True, reason="symbolic sizes that torch cannot hash are taken for the model's fault")
     @pytest.mark.skipif(not has_uneven_gather(), reason="the backward really stops before 5.21")
     def test_an_uneven_width_is_not_wrong_because_the_simulation_cannot_hash_it(self) -> None:
         """126 columns over 4 ranks train right (four gloo processes): a pass, or not run, but no fault."""
@@ -173,6 +176,8 @@ class TestLoad:
     """from_pretrained itself, as the first and as the last rank."""
 
     def test_a_fault_of_the_loader_is_seen_nowhere_else(self) -> None:
+        if "sarvam_moe" not in CONFIG_MAPPING:
+            pytest.skip("the installed Transformers has no sarvam_moe")
         small = miniature(configs.sarvam_moe(), 2)
         load = run_load(small, Sharding(tp_size=2))
         assert load.raised and load.raised[0] == 0

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tpplan import processes
-from tpplan.processes import available_bytes, marked, out_of_memory_kills, peak_bytes, resident_bytes, state_of, workspace
+from tpplan.launch import processes
+from tpplan.launch.processes import (
+    available_bytes,
+    marked,
+    out_of_memory_kills,
+    peak_bytes,
+    resident_bytes,
+    state_of,
+    workspace,
+)
 
 # A child that does not listen, with a child of its own in another session.
 STUBBORN = """

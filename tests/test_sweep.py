@@ -122,18 +122,19 @@ def test_agreement(verdict: str, status: str, agreement: Agreement) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "status", "held"),
+    ("verdict", "repaired", "status", "held"),
     [
-        ("pass", "runs", Holding.HOLDS),
-        ("pass", "raises", Holding.FAILS),
-        ("pass", None, Holding.NO_ORACLE),
-        ("fail", None, Holding.NONE),
-        ("incomplete", "runs", Holding.INCOMPLETE),
-        ("crash", None, Holding.BROKEN),
+        ("pass", True, "runs", Holding.HOLDS),
+        ("pass", False, "runs", Holding.PROVEN),
+        ("pass", True, "raises", Holding.FAILS),
+        ("pass", True, None, Holding.NO_ORACLE),
+        ("fail", True, None, Holding.NONE),
+        ("incomplete", False, "runs", Holding.INCOMPLETE),
+        ("crash", False, None, Holding.BROKEN),
     ],
 )
-def test_holding(verdict: str, status: str | None, held: Holding) -> None:
-    assert holding(verdict, status) is held
+def test_holding(verdict: str, repaired: bool, status: str | None, held: Holding) -> None:
+    assert holding(verdict, repaired, status) is held
 
 
 @pytest.mark.sweep

@@ -15,9 +15,9 @@ import pytest
 
 from tests import checkpoints
 from tpplan.diagnostics import PlanError, Status
-from tpplan.launch import verify
+from tpplan.launch.verify import verify
 from tpplan.request import Request
-from tpplan.torchrun import AUTOLOAD, launch, tpu_environment
+from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 
 TPU_VENV = Path("/work/venvs/tpu/bin/python")
 
@@ -101,7 +101,7 @@ def test_torchrun_s_own_usage_error_is_its_own(capfd: pytest.CaptureFixture[str]
 
 def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> None:
     arguments = [str(script), str(tmp_path), "wait"]
-    code = f"import sys; from tpplan.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"
+    code = f"import sys; from tpplan.launch.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -183,7 +183,7 @@ def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
         pytest.skip("this machine has chips")
     model = checkpoints.llama(tmp_path / "model")
     code = (
-        "import json; from tpplan.launch import verify; from tpplan.request import Request\n"
+        "import json; from tpplan.launch.verify import verify; from tpplan.request import Request\n"
         f"report = verify(Request(what={str(model)!r}, tp_size=2, device='tpu'))\n"
         "print(json.dumps(report.to_dict() | {'exit_code': report.exit_code}))"
     )

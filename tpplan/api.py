@@ -159,7 +159,7 @@ def verify(
 
     Raises InputError for what cannot be read, PlanError for a model that no plan serves.
     """
-    from tpplan.launch import verify as launch
+    from tpplan.launch.verify import verify as launch
     from tpplan.request import Request
 
     request = Request(

@@ -203,8 +203,9 @@ def verify(
     trust_remote_code: TrustOption = False,
 ) -> int:
     """Load the model sharded for real: ranks under torchrun load, run and generate, and are compared with the whole."""
-    from tpplan.launch import progress_bar
-    from tpplan.launch import verify as launch
+    _leave_chips_alone()
+    from tpplan.launch.verify import progress_bar
+    from tpplan.launch.verify import verify as launch
 
     request = _request(what, tp_size, model, auto_class, device, purpose, dtype, trust_remote_code)
     try:
@@ -236,7 +237,7 @@ def launch(
 
     Everything after our own options goes to torchrun unchanged; the exit code is the script's.
     """
-    from tpplan import torchrun
+    from tpplan.launch import torchrun
 
     try:
         return torchrun.launch(context.args, device, print_env)

@@ -14,6 +14,7 @@ from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
 from tpplan.model.internals import versions
 from tpplan.shapes import Outcome, Phase, run_shapes
+from tpplan.stand_in import run_stand_in
 
 HEAD_CODES = ("TPP301", "TPP302")
 PHASE_CODES = {Phase.SHARDING: "TPP401", Phase.FORWARD: "TPP402", Phase.BACKWARD: "TPP403"}
@@ -72,7 +73,8 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
     if rejected or depth is Depth.STATIC:
         stages = {"static": _static_stage(diagnostics, seconds)} | _not_run(depth, rejected)
         return Judgement(subject=subject, stages=stages, diagnostics=_sorted(diagnostics))
-    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
+    bench = bench or proof.Bench(subject)
+    outcome = _run_shapes(subject, bench)
     diagnostics = _reconcile(diagnostics, outcome)
     share = bytes_per_rank(subject, outcome.local_sizes) if outcome.local_sizes else None
     if share:
@@ -86,7 +88,7 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
     if depth is Depth.NUMERICS and outcome.stop:
         stages["numerics"] = Stage(status=Status.NOT_RUN, reason="the shapes stage failed")
     elif depth is Depth.NUMERICS:
-        proven = proof.prove(subject, bench or proof.Bench(subject))
+        proven = proof.prove(subject, bench)
         stages["numerics"] = proven.stage
         diagnostics += proven.diagnostics
     return Judgement(
@@ -97,6 +99,17 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
         proof=proven,
         share=share,
     )
+
+
+def _run_shapes(subject: Subject, bench: proof.Bench) -> Outcome:
+    """The stage at full size, or on the miniature where the model's code needs values and there is a miniature."""
+    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
+    if not outcome.needs_weights:
+        return outcome
+    try:
+        return run_stand_in(bench.miniature, subject.sharding, outcome, training=subject.training)
+    except ValueError as error:  # no miniature of this model runs
+        return replace(outcome, not_run=f"{outcome.not_run}; and it has no miniature: {error}")
 
 
 def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
@@ -156,7 +169,8 @@ def _shapes_stage(outcome: Outcome) -> Stage:
     if outcome.not_run:
         return Stage(status=Status.NOT_RUN, reason=outcome.not_run, seconds=outcome.seconds)
     status = Status.PASSED if outcome.passed else Status.FAILED
-    return Stage(status=status, seconds=outcome.seconds)
+    reason = f"on a miniature, for {outcome.on_miniature}" if outcome.on_miniature else ""
+    return Stage(status=status, reason=reason, seconds=outcome.seconds)
 
 
 def _sorted(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:

@@ -47,6 +47,8 @@ class Outcome:
     local_sizes: parameter -> elements that rank 0 holds, the largest share. logits_width: columns on rank 0.
     whole_width: columns of the unsharded model, where they are not what its head says and had to be measured.
     entered: modules that the run reached, with `*` for layer numbers; text does not reach the towers of a model.
+    needs_weights: it did not run because its code looks at values that only weights give. on_miniature: that reason,
+    where the miniature was run in its place.
     """
 
     ranks: tuple[int, ...]
@@ -56,6 +58,8 @@ class Outcome:
     logits_width: int | None = None
     whole_width: int | None = None
     entered: frozenset[str] = frozenset()
+    needs_weights: bool = False
+    on_miniature: str = ""
     seconds: float = 0.0
 
     @property
@@ -78,9 +82,15 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
             local_sizes, entered = run.local_sizes, run.entered
             width, head_rows = run.logits_width, run.head_rows
         if run.stop:
-            reason = _why_not_run(spec, run.stop, training, every_layer)
-            stop = None if reason else run.stop
-            return Outcome(ranks=ranks, stop=stop, not_run=reason, local_sizes=local_sizes, seconds=_since(started))
+            reason, needs_weights = _why_not_run(spec, run.stop, training, every_layer)
+            return Outcome(
+                ranks=ranks,
+                stop=None if reason else run.stop,
+                not_run=reason,
+                needs_weights=needs_weights,
+                local_sizes=local_sizes,
+                seconds=_since(started),
+            )
     whole_width = None if width in (None, head_rows) else _run_whole(spec, training, every_layer)[1]
     return Outcome(
         ranks=ranks,
@@ -115,18 +125,17 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
     return _Run(stop=stop, local_sizes=local_sizes, logits_width=width, head_rows=rows, entered=trail.entered)
 
 
-def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> str:
-    """Why the failure says nothing about tensor parallelism, or an empty string when it does."""
-    if stop.unsupported:
-        return f"{stop.module or 'the model'} cannot be run without weights: {stop.error}"
-    if stop.phase is Phase.SHARDING:
-        return ""
-    alone, _ = _run_whole(spec, training, every_layer)
-    if alone is None:
-        return ""
-    if alone.unsupported:
-        return f"{alone.module or 'the model'} cannot be run without weights: {alone.error}"
-    return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}"
+def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> tuple[str, bool]:
+    """Why the failure says nothing about tensor parallelism, empty when it does; and whether only weights are missing."""
+    alone = None
+    if not stop.unsupported and stop.phase is not Phase.SHARDING:
+        alone, _ = _run_whole(spec, training, every_layer)
+    blind = stop if stop.unsupported else alone if alone and alone.unsupported else None
+    if blind:
+        return f"{blind.module or 'the model'} cannot be run without weights: {blind.error}", True
+    if alone:
+        return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}", False
+    return "", False
 
 
 def _run_whole(spec: ModelSpec, training: bool, every_layer: bool) -> tuple[Stop | None, int | None]:

@@ -22,8 +22,10 @@ class Agreement(StrEnum):
 
 
 class Holding(StrEnum):
-    """What became of a failure: a repair that the oracle runs, one that it does not, or none."""
+    """What became of a failure: a repair that the oracle runs, one that it does not, or none. PROVEN: the model's own
+    plan needed none, which only numerics that were asked for can say."""
 
+    PROVEN = "own plan proven"
     HOLDS = "repair holds"
     FAILS = "repair does not hold"
     INCOMPLETE = "repair not proven"
@@ -49,8 +51,8 @@ def compare(verdict: str, status: str) -> Agreement:
     return Agreement.MOOT if status in ("refused", "unsharded-raises") else Agreement.SAME
 
 
-def holding(verdict: str, status: str | None) -> Holding:
-    """verdict: of the repaired plan. status: of the oracle's run of it, None when there was no repair to run."""
+def holding(verdict: str, repaired: bool, status: str | None) -> Holding:
+    """verdict: of the plan that was proven. repaired: whether it has overrides. status: of the oracle's run of it."""
     if verdict in BROKEN:
         return Holding.BROKEN
     if verdict == "incomplete":
@@ -59,4 +61,6 @@ def holding(verdict: str, status: str | None) -> Holding:
         return Holding.NONE
     if status is None or status in BROKEN or status == "unsupported":
         return Holding.NO_ORACLE
-    return Holding.HOLDS if status == "runs" else Holding.FAILS
+    if status != "runs":
+        return Holding.FAILS
+    return Holding.HOLDS if repaired else Holding.PROVEN

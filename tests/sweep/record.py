@@ -79,7 +79,7 @@ def _side_by_side(made: dict, size: int, runs: dict[str, dict], failure: str) ->
         run = runs.get(str((size, overrides, repair.get("ep_size")))) if overrides else plain
         if overrides:
             found["oracle_repair"] = run or missing
-        found["holding"] = str(holding(repair["verdict"], (run or missing)["status"]))
+        found["holding"] = str(holding(repair["verdict"], bool(overrides), (run or missing)["status"]))
     return found
 
 

@@ -24,7 +24,7 @@ def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
         model = build_on_meta(spec, torch.float32)
         with internals().LocalTensorMode(sharding.tp_size):
             model = shard(model, sharding)
-            _fill(model, whole)
+            fill(model, whole)
             tie(model)
             yield model.eval()
 
@@ -97,7 +97,7 @@ def watch_modules(model: Any, seen: Callable[[str, Any], None]) -> list[Any]:
     return [module.register_forward_hook(hook(name)) for name, module in model.named_modules() if name]
 
 
-def _fill(model: Any, whole: Any) -> None:
+def fill(model: Any, whole: Any) -> None:
     """Give every parameter its slice of `whole`'s, and every buffer a copy: what each rank reads from a checkpoint."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor

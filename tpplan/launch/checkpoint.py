@@ -12,8 +12,9 @@ from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import build_skeleton
-from tpplan.processes import available_bytes
+from tpplan.launch.processes import available_bytes
 from tpplan.source import HUB_ID, Source, read_source
+from tpplan.units import gib
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -78,10 +79,10 @@ def unsharded_does_not_fit(checkpoint: Checkpoint) -> str:
     needed = subject.skeleton.bytes * (TRAINING_FACTOR if subject.training else 1) + PROCESS_BYTES
     available = available_bytes()
     if available is not None and needed > available:
-        return f"the unsharded model needs about {_gib(needed)}, {_gib(available)} of memory are free"
+        return f"the unsharded model needs about {gib(needed)}, {gib(available)} of memory are free"
     free = shutil.disk_usage(checkpoint.directory).free
     if subject.training and subject.skeleton.bytes * 2 > free:
-        return f"its gradients need up to {_gib(subject.skeleton.bytes * 2)} of disk, {_gib(free)} are free"
+        return f"its gradients need up to {gib(subject.skeleton.bytes * 2)} of disk, {gib(free)} are free"
     return ""
 
 
@@ -122,7 +123,3 @@ def _is_complete(directory: Path) -> bool:
     index = next(directory / name for name in INDEXES if (directory / name).is_file())
     weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
     return all((directory / name).is_file() for name in set(weight_map.values()))
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -17,7 +17,7 @@ from typing import Any
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.model.internals import versions
-from tpplan.processes import ENDING, die_with_parent, handlers
+from tpplan.launch.processes import ENDING, die_with_parent, handlers
 
 FAILURES = "TPPLAN_FAILURES"  # where the agent writes which ranks failed
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -179,8 +179,8 @@ def agent_command(*arguments: str) -> list[str]:
 
 def _command(role: str, *arguments: str) -> list[str]:
     """A child of this module, found without touching PYTHONPATH, which the user's own script inherits."""
-    home = str(Path(__file__).resolve().parent.parent)
-    code = f"import sys; sys.path.append({home!r}); from tpplan.torchrun import child; child()"
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from tpplan.launch.torchrun import child; child()"
     return [sys.executable, "-P", "-c", code, role, *arguments]
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
-from tpplan.compare import TOLERANCES
+from tpplan.launch.compare import TOLERANCES
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.worker import Phase, RankResult
+from tpplan.launch.worker import Phase, RankResult
 
 PHASES = list(Phase)
 LISTED = 4

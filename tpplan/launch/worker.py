@@ -1,6 +1,6 @@
 """What each rank of a launch runs: load, forward, backward and generate, compared with what the unsharded model gave.
 
-`python -m tpplan.worker JOB.json` is the rank that torchrun made it; with `--unsharded` it is the one process that
+`python -m tpplan.launch.worker JOB.json` is the rank that torchrun made it; with `--unsharded` it is the one process that
 loads the model whole and leaves its numbers for the ranks. Each process writes one result file.
 """
 
@@ -19,8 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from tpplan.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
-from tpplan.processes import die_with_parent, peak_bytes
+from tpplan.launch.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
+from tpplan.launch.processes import die_with_parent, peak_bytes
 
 UNSHARDED = "unsharded.json"
 NUMBERS = "unsharded.safetensors"

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.launch_checkpoint import Checkpoint, unsharded_does_not_fit
-from tpplan.launch_report import Ended
-from tpplan.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
+from tpplan.launch.checkpoint import Checkpoint, unsharded_does_not_fit
+from tpplan.launch.findings import Ended
+from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
 from tpplan.shapes import example_inputs
-from tpplan.torchrun import AUTOLOAD, FAILURES, agent_command
-from tpplan.worker import UNSHARDED, Job, Phase, RankResult, read_result
+from tpplan.launch.torchrun import AUTOLOAD, FAILURES, agent_command
+from tpplan.launch.worker import UNSHARDED, Job, Phase, RankResult, read_result
 
 PHASES = list(Phase)
 NEW_TOKENS = 8
@@ -98,7 +98,7 @@ class Launch:
         failures = self.space.directory / "failures.json"
         kills = out_of_memory_kills()
         agent = self.space.start(
-            agent_command(*self._torchrun_options(), "-m", "tpplan.worker", str(job)),
+            agent_command(*self._torchrun_options(), "-m", "tpplan.launch.worker", str(job)),
             environment | {FAILURES: str(failures)},
             "torchrun.log",
         )
@@ -199,7 +199,7 @@ class Launch:
         environment = {name: value for name, value in os.environ.items() if not _is_others(name)}
         temporary = self.space.directory / "tmp"
         temporary.mkdir(exist_ok=True)
-        home = str(Path(__file__).resolve().parent.parent)
+        home = str(Path(__file__).resolve().parents[2])
         environment |= {
             "TMPDIR": str(temporary),
             "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), home))),
@@ -220,7 +220,7 @@ class Launch:
         return environment
 
     def _worker(self) -> list[str]:
-        return [sys.executable, "-u", "-m", "tpplan.worker"]
+        return [sys.executable, "-u", "-m", "tpplan.launch.worker"]
 
     def _not_compared(self, reason: str) -> Diagnostic:
         return Diagnostic(

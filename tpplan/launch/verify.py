@@ -14,15 +14,15 @@ from tpplan.checks.memory import bytes_per_rank
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
-from tpplan.launch_checkpoint import NotLaunched, SaveMiniature, find_checkpoint
-from tpplan.launch_report import Ended, findings, mib
-from tpplan.launch_run import Hosts, Launch, Progress
+from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint
+from tpplan.launch.findings import Ended, findings, mib
+from tpplan.launch.run import Hosts, Launch, Progress
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
-from tpplan.processes import available_bytes, workspace
+from tpplan.launch.processes import available_bytes, workspace
 from tpplan.request import Request, open_request, usage_error
 from tpplan.shapes import run_shapes
-from tpplan.torchrun import tpu_environment
+from tpplan.launch.torchrun import tpu_environment
 
 SEVERITIES = list(Severity)
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
