@@ -226,4 +226,4 @@ def test_a_model_larger_than_the_memory_does_not_fit(
     monkeypatch.setattr("tpplan.launch.checkpoint.available_bytes", lambda: 2**30)
     assert unsharded_does_not_fit(checkpoint) == ""
     monkeypatch.setattr("tpplan.launch.checkpoint.available_bytes", lambda: 2**20)
-    assert "0.0 GiB of memory are free" in unsharded_does_not_fit(checkpoint)
+    assert "1.00 MiB of memory are free" in unsharded_does_not_fit(checkpoint)

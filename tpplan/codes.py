@@ -240,12 +240,6 @@ CODES: dict[str, Code] = {
         "the sharded backward raises",
         "The forward of the sharded model ran, its backward raised; training with this plan stops there.",
     ),
-    "TPP404": _error(
-        "model-does-not-run",
-        "the model does not run even unsharded",
-        "The same way of running without weights fails on the unsharded model too, so nothing was learned about "
-        "tensor parallelism.",
-    ),
     "TPP405": _error(
         "no-repair",
         "no override that tpplan knows makes it run",
