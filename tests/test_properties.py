@@ -181,6 +181,20 @@ def small_models(draw: st.DrawFn) -> configs.Config:
     )
 
 
+def is_plannable(config: configs.Config, tp_size: int, purpose: str) -> bool:
+    """Whether the installed release and the simulation of ranks can hold any plan for it.
+
+    Uneven widths in a backward cannot be simulated; before 5.21 none can be gathered, and before `replicate` nothing
+    keeps a norm inside whole attention from summing its gradient.
+    """
+    heads = (8 * config["num_attention_heads"], 8 * config["num_key_value_heads"])
+    if purpose == "training":
+        if config["intermediate_size"] % tp_size or "replicate" not in known_styles() and config["model_type"] == "qwen3":
+            return False
+    widths = (config["vocab_size"], config["intermediate_size"], *heads)
+    return has_uneven_gather() or not any(width % tp_size for width in widths)
+
+
 @given(
     config=small_models(),
     tp_size=st.integers(2, 4),
@@ -191,9 +205,7 @@ def small_models(draw: st.DrawFn) -> configs.Config:
 def test_a_plan_that_plan_writes_passes_check(
     config: configs.Config, tp_size: int, purpose: str, strategy: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # what the simulation of ranks makes of an uneven width in a backward is in test_numerics
-    assume(purpose == "inference" or config["intermediate_size"] % tp_size == 0)
-    assume(has_uneven_gather() or config["vocab_size"] % tp_size == config["intermediate_size"] % tp_size == 0)
+    assume(is_plannable(config, tp_size, purpose))
     directory = Path(configs.write(tmp_path_factory.mktemp("model"), config))
     made = tpplan.plan(directory, tp_size, purpose=purpose, strategy=strategy)
     read = parse_plan(made.to_yaml()).plan

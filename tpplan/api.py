@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
+from tpplan.choices import Depth, Dtype, Options, Strategy
 from tpplan.child import call_in_child
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.plan_document import ModelFacts, Plan, Proof, Target
@@ -27,39 +28,22 @@ def check(
     *,
     overrides: Mapping[str, str] | None = None,
     depth: str = "shapes",
-    model: str | None = None,
-    auto_class: str | None = None,
-    device: str | None = None,
-    purpose: str | None = None,
-    dtype: str | None = None,
-    trust_remote_code: bool = False,
+    **options: Unpack[Options],
 ) -> Report:
     """The report on a model at a tp_size, or on a plan.
 
     model_or_plan: a directory or file with a config.json, a hub id, a plan file (.yaml), or a Plan. tp_size: number of
-    ranks; a plan has its own. overrides: rule -> style, put over the model's own plan (models only).
-    depth: `static`, `shapes` to run the real class without weights too, or `numerics` to compare a miniature's numbers. model: the model a plan will be used with,
-    when it is not the one the plan names. auto_class: found from the config when left out.
-    device: a name of `tpplan.targets.DEVICES`. purpose: `inference` or `training`. dtype: of the weights.
+    ranks; a plan has its own. overrides: rule -> style, put over the model's own plan (models only). depth: `static`,
+    `shapes` to run the real class without weights too, or `numerics` to compare a miniature's numbers as well.
+    options: see `tpplan.choices.Options`.
 
     Raises InputError when the model or the plan cannot be read, PlanError when the installed packages do not serve.
     """
-    from tpplan.judge import Depth
     from tpplan.request import Request, usage_error
 
     if depth not in tuple(Depth):
         raise usage_error(f"depth is {depth!r}", fix=f"give one of {', '.join(Depth)}")
-    request = Request(
-        what=model_or_plan,
-        tp_size=tp_size,
-        overrides=overrides or {},
-        model=model,
-        auto_class=auto_class,
-        device=device,
-        purpose=purpose,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    request = Request(what=model_or_plan, tp_size=tp_size, overrides=overrides or {}, **options)
     if _group_is_taken():
         return call_in_child("check_request", request, depth)
     return check_request(request, depth)
@@ -71,31 +55,18 @@ def plan(
     *,
     strategy: str = "replicate",
     name: str | None = None,
-    auto_class: str | None = None,
-    device: str | None = None,
-    purpose: str | None = None,
-    dtype: str | None = None,
-    trust_remote_code: bool = False,
+    **options: Unpack[Options],
 ) -> Plan:
     """A plan for `model` at `tp_size` that passes every stage, with no override where none is needed.
 
     strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. name: what the plan calls the
-    model, for example its hub id when `model` is a copy on disk. Other arguments as in `check`.
+    model, for example its hub id when `model` is a copy on disk. options: see `tpplan.choices.Options`.
 
     Raises PlanError when no plan passes; its report has the last evidence. Raises InputError as `check` does.
     """
     from tpplan.request import Request
 
-    request = Request(
-        what=model,
-        name=name,
-        tp_size=tp_size,
-        auto_class=auto_class,
-        device=device,
-        purpose=purpose,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    request = Request(what=model, name=name, tp_size=tp_size, **options)
     if _group_is_taken():
         return call_in_child("plan_request", request, strategy)
     return plan_request(request, strategy)
@@ -106,12 +77,7 @@ def distributed_config(
     tp_size: int | None = None,
     *,
     strategy: str = "replicate",
-    model: str | None = None,
-    auto_class: str | None = None,
-    device: str | None = None,
-    purpose: str | None = None,
-    dtype: str | None = None,
-    trust_remote_code: bool = False,
+    **options: Unpack[Options],
 ) -> DistributedConfig:
     """The transformers.DistributedConfig for `from_pretrained`: of a plan that passes, or of a model, repaired.
 
@@ -122,16 +88,7 @@ def distributed_config(
 
     from tpplan.request import Request
 
-    request = Request(
-        what=model_or_plan,
-        tp_size=tp_size,
-        model=model,
-        auto_class=auto_class,
-        device=device,
-        purpose=purpose,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    request = Request(what=model_or_plan, tp_size=tp_size, **options)
     if _group_is_taken():
         return DistributedConfig(**call_in_child("passing_arguments", request, strategy))
     return DistributedConfig(**passing_arguments(request, strategy))
@@ -144,40 +101,26 @@ def verify(
     strategy: str = "replicate",
     miniature: bool = False,
     timeout: float = 600,
-    model: str | None = None,
-    auto_class: str | None = None,
-    device: str | None = None,
-    purpose: str | None = None,
-    dtype: str | None = None,
-    trust_remote_code: bool = False,
+    **options: Unpack[Options],
 ) -> Report:
     """The report of a real sharded load on this host: tp_size ranks under torchrun load, run and generate.
 
     A plan is launched as it is, a model with its repaired plan. The ranks' logits, tokens and gradients are compared
     with the unsharded model where that fits into memory. miniature: launch a small model of the same structure even
-    where there are weights. timeout: seconds for all processes together. Other arguments as in `check`.
+    where there are weights. timeout: seconds for all processes together. Other arguments as in `check` and `plan`.
 
     Raises InputError for what cannot be read, PlanError for a model that no plan serves.
     """
     from tpplan.launch.verify import verify as launch
     from tpplan.request import Request
 
-    request = Request(
-        what=model_or_plan,
-        tp_size=tp_size,
-        model=model,
-        auto_class=auto_class,
-        device=device,
-        purpose=purpose,
-        dtype=dtype,
-        trust_remote_code=trust_remote_code,
-    )
+    request = Request(what=model_or_plan, tp_size=tp_size, **options)
     return launch(request, strategy=strategy, miniature=miniature, timeout=timeout)
 
 
 def check_request(request: Request, depth: str) -> Report:
     """The report on `request`, in this process."""
-    from tpplan.judge import Depth, judge
+    from tpplan.judge import judge
     from tpplan.remedy import with_fixes
     from tpplan.request import open_request
 
@@ -196,7 +139,7 @@ def passing_arguments(request: Request, strategy: str) -> dict:
 
 def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
     """The subject of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
-    from tpplan.judge import Depth, judge
+    from tpplan.judge import judge
     from tpplan.request import open_request
 
     if not request.is_plan:
@@ -210,7 +153,7 @@ def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
 def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
     from tpplan.model.internals import versions
-    from tpplan.request import DTYPES, facts
+    from tpplan.request import facts
 
     repaired = _repair(request, strategy)
     subject = repaired.judgement.subject
@@ -222,7 +165,7 @@ def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repa
             ep_size=subject.sharding.ep_size,
             device=subject.device,
             purpose="training" if subject.training else "inference",
-            dtype=subject.spec.dtype if subject.spec.dtype in DTYPES else None,
+            dtype=subject.spec.dtype if subject.spec.dtype in tuple(Dtype) else None,
         ),
         overrides=repaired.overrides,
         proven=Proof(
@@ -235,10 +178,8 @@ def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repa
 
 
 def _repair(request: Request, strategy: str) -> Repair:
-    from tpplan.judge import Depth
     from tpplan.planner import repair
     from tpplan.request import open_request, usage_error
-    from tpplan.strategies import Strategy
 
     if strategy not in tuple(Strategy):
         raise usage_error(f"strategy is {strategy!r}", fix=f"give one of {', '.join(Strategy)}")

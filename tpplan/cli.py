@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpplan.diagnostics import InputError, PlanError, Report
-from tpplan.targets import DEVICES
+from tpplan.choices import Depth, Device, Dtype, Purpose, Strategy
+from tpplan.diagnostics import PlanError, Report
 
 if TYPE_CHECKING:
     from tpplan.request import Request
@@ -32,34 +32,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Device = StrEnum("Device", {name.replace("-", "_"): name for name in DEVICES})
-
-
 class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
-
-
-class Purpose(StrEnum):
-    INFERENCE = "inference"
-    TRAINING = "training"
-
-
-class Dtype(StrEnum):
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-
-
-class Depth(StrEnum):
-    STATIC = "static"
-    SHAPES = "shapes"
-    NUMERICS = "numerics"
-
-
-class Strategy(StrEnum):
-    REPLICATE = "replicate"
-    GATHER = "gather"
 
 
 class Language(StrEnum):

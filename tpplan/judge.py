@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from tpplan import checks, proof
 from tpplan.checks.memory import bytes_per_rank, check_whole
 from tpplan.checks.subject import Subject
+from tpplan.choices import Depth
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
 from tpplan.model.internals import versions
@@ -23,14 +23,6 @@ PHASE_WORDS = {
     Phase.FORWARD: "the sharded forward raises",
     Phase.BACKWARD: "the sharded backward raises",
 }
-
-
-class Depth(StrEnum):
-    """How far to go; each depth includes the ones before."""
-
-    STATIC = "static"
-    SHAPES = "shapes"
-    NUMERICS = "numerics"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from tpplan.checks.memory import WORTH_SAYING
 from tpplan.checks.subject import Subject
-from tpplan.judge import Depth, Judgement, judge
+from tpplan.choices import Depth, Strategy
+from tpplan.judge import Judgement, judge
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.proof import Bench
 from tpplan.proposals import Attempt, propose, share_experts
-from tpplan.strategies import GRADIENTS_WHOLE, Strategy
+from tpplan.strategies import GRADIENTS_WHOLE
 
 MAX_ATTEMPTS = 12
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from tpplan.checks.attention import attention_blocks
 from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
+from tpplan.choices import Strategy
 from tpplan.judge import HEAD_CODES, Judgement
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.numerics import GradientFault, Kind
 from tpplan.shapes import Phase
-from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, Strategy, overrides_for
+from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
 

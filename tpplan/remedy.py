@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tpplan.checks.heads import dividing_sizes
 from tpplan.checks.subject import Subject
+from tpplan.choices import Depth
 from tpplan.diagnostics import Report
-from tpplan.judge import Depth, Judgement, judge
+from tpplan.judge import Judgement, judge
 from tpplan.planner import Repair, repair
 
 REPAIRABLE = frozenset(

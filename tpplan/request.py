@@ -5,25 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from tpplan.checks.subject import Subject
+from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose
 from tpplan.diagnostics import Diagnostic, InputError
 from tpplan.model.config import facts_of, load_spec
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.plan_document import Plan, Target
 from tpplan.plan_file import PlanFile, read_plan
 from tpplan.source import Source, read_source
-from tpplan.targets import DEVICES, MAX_TP_SIZE
 
 PLAN_SUFFIXES = (".yaml", ".yml")
-DTYPES = ("bfloat16", "float16", "float32")
-
-
-class Purpose(StrEnum):
-    INFERENCE = "inference"
-    TRAINING = "training"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +122,9 @@ def _check_values(request: Request) -> None:
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
         raise usage_error(f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks")
     for name, value, allowed in (
-        ("device", request.device, DEVICES),
+        ("device", request.device, tuple(Device)),
         ("purpose", request.purpose, tuple(Purpose)),
-        ("dtype", request.dtype, DTYPES),
+        ("dtype", request.dtype, tuple(Dtype)),
     ):
         if value is not None and value not in allowed:
             raise usage_error(f"{name} is {value!r}", fix=f"give one of {', '.join(allowed)}")

@@ -7,7 +7,7 @@ that looks at their values runs. Layers that are alike are run once, see `tpplan
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
 
 SEQUENCE = 12
+FALLBACK_DTYPE = "bfloat16"
 
 
 class Phase(StrEnum):
@@ -71,7 +72,16 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     """Shard and run the model as the first and as the last rank (uneven shards differ), stopping at a failure.
 
     training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
+    In the spec's dtype; in bfloat16 where the unsharded model cannot run in that, for some kernels take no other.
     """
+    outcome = _run_ranks(spec, sharding, training, every_layer)
+    if not outcome.not_run or outcome.needs_weights or spec.dtype == FALLBACK_DTYPE:
+        return outcome
+    second = _run_ranks(replace(spec, dtype=FALLBACK_DTYPE), sharding, training, every_layer)
+    return outcome if second.not_run else second
+
+
+def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> Outcome:
     started = time.perf_counter()
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     local_sizes: dict[str, int] = {}

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
+from tpplan.choices import Strategy
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
 GRADIENTS_SUMMED = "replicated_with_grad_allreduce"
 GRADIENTS_WHOLE = "replicate"
-
-
-class Strategy(StrEnum):
-    """replicate: every rank holds and computes the whole block. gather: weights stay cut, activations are gathered."""
-
-    REPLICATE = "replicate"
-    GATHER = "gather"
 
 
 GATHERED = {

@@ -112,7 +112,7 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
 def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
     """The model's class on the meta device, weights not tied yet: the state in which from_pretrained shards it.
 
-    In bfloat16 unless told: the dtype changes no shape, and some kernels have no other shape function.
+    dtype: torch's own, in place of the spec's.
     """
     import torch
     import transformers
@@ -122,7 +122,7 @@ def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
     extra = {"trust_remote_code": True} if spec.trust_remote_code else {}
     with torch.device("meta"), known.no_tie_weights(), quiet():
         # from_config writes into the config that it is given
-        return auto_class.from_config(copy.deepcopy(spec.config), dtype=dtype or torch.bfloat16, **extra)
+        return auto_class.from_config(copy.deepcopy(spec.config), dtype=dtype or getattr(torch, spec.dtype), **extra)
 
 
 def build_whole(spec: ModelSpec, *, dtype: Any) -> Any:
