@@ -25,23 +25,40 @@ def write(directory: Path, config: Config) -> str:
 
 def glm4_9b(**changes: Any) -> Config:
     """GLM-4-9B-0414: 32 query heads and 2 key/value heads."""
-    return _published(
+    config = _published(
         "glm4",
-        **{"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128},
-        **{"num_hidden_layers": 40, "intermediate_size": 13696, "vocab_size": 151552, "tie_word_embeddings": False},
-        **{"attention_bias": True, "pad_token_id": 151329},
-    ) | changes
+        hidden_size=4096,
+        num_attention_heads=32,
+        num_key_value_heads=2,
+        head_dim=128,
+        num_hidden_layers=40,
+        intermediate_size=13696,
+        vocab_size=151552,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        pad_token_id=151329,
+    )
+    return config | changes
 
 
 def phi_4(**changes: Any) -> Config:
     """phi-4: 40 query heads and 10 key/value heads in one fused projection, which its plan gathers."""
-    return _published(
+    config = _published(
         "phi3",
-        **{"hidden_size": 5120, "num_attention_heads": 40, "num_key_value_heads": 10, "num_hidden_layers": 40},
-        **{"intermediate_size": 17920, "vocab_size": 100352, "max_position_embeddings": 16384},
-        **{"original_max_position_embeddings": 16384, "tie_word_embeddings": False},
-        **{"bos_token_id": 100257, "eos_token_id": 100265, "pad_token_id": 100349},
-    ) | changes
+        hidden_size=5120,
+        num_attention_heads=40,
+        num_key_value_heads=10,
+        num_hidden_layers=40,
+        intermediate_size=17920,
+        vocab_size=100352,
+        tie_word_embeddings=False,
+        max_position_embeddings=16384,
+        original_max_position_embeddings=16384,
+        bos_token_id=100257,
+        eos_token_id=100265,
+        pad_token_id=100349,
+    )
+    return config | changes
 
 
 def qwen3_8b(**changes: Any) -> Config:
@@ -94,13 +111,24 @@ def qwen3_vl_30b_a3b(**changes: Any) -> Config:
 
 def gpt_oss_20b(**changes: Any) -> Config:
     """gpt-oss-20b: its plan has rules for the embedding and the head only; quantized."""
-    return _published(
+    config = _published(
         "gpt_oss",
-        **{"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64},
-        **{"num_hidden_layers": 24, "intermediate_size": 2880, "vocab_size": 201088, "tie_word_embeddings": False},
-        **{"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True},
-        **{"layer_types": ["sliding_attention", "full_attention"] * 12, "quantization_config": {"quant_method": "mxfp4"}},
-    ) | changes
+        hidden_size=2880,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        head_dim=64,
+        num_hidden_layers=24,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        sliding_window=128,
+        intermediate_size=2880,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        vocab_size=201088,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        quantization_config={"quant_method": "mxfp4"},
+    )
+    return config | changes
 
 
 def gemma_4_31b(**changes: Any) -> Config:
@@ -162,12 +190,9 @@ def qwen3(**changes: Any) -> Config:
 
 
 def phi3(**changes: Any) -> Config:
-    """20 query heads and 5 key/value heads in one fused projection, as phi-4's 40 and 10: neither divides by 4 and 10."""
-    return _small(
-        "phi3",
-        **{"hidden_size": 160, "num_attention_heads": 20, "num_key_value_heads": 5, "pad_token_id": 0},
-        original_max_position_embeddings=128,
-    ) | changes
+    """20 query and 5 key/value heads in one fused projection: phi-4's 40 and 10 at half the size."""
+    config = _small("phi3", hidden_size=160, num_attention_heads=20, num_key_value_heads=5)
+    return config | {"original_max_position_embeddings": 128, "pad_token_id": 0} | changes
 
 
 def apertus(**changes: Any) -> Config:
@@ -227,12 +252,20 @@ def gemma4_text(**changes: Any) -> Config:
 
 def sarvam_moe(**changes: Any) -> Config:
     """Experts that the loader fuses while it reads them, and a fused query_key_value."""
-    return _small(
+    config = _small(
         "sarvam_moe",
-        **{"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8, "moe_intermediate_size": 64},
-        **{"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1, "first_k_dense_replace": 1},
-        **{"n_group": 1, "topk_group": 1},
-    ) | changes
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=8,
+        moe_intermediate_size=64,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    )
+    return config | changes
 
 
 def _qwen3(**sizes: Any) -> Config:

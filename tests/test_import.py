@@ -35,7 +35,9 @@ def test_the_values_that_the_library_returns_are_light_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["check", "--help"], ["explain", "TPP301"], ["schema"], ["schema", "report"]], ids=" ".join
+    "arguments",
+    [["--help"], ["check", "--help"], ["explain", "TPP301"], ["schema"], ["schema", "report"]],
+    ids=" ".join,
 )
 def test_help_and_pages(arguments: list[str]) -> None:
     loaded, printed = loaded_by(f"from tpplan.cli import main; assert main({arguments}) == 0")

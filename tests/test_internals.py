@@ -71,7 +71,7 @@ class TestMoved:
         monkeypatch.setattr(door.importlib, "import_module", without_fake_tensors)
         (diagnostic,) = missing()
         for name in ("FakeTensorMode", "DynamicOutputShapeException"):
-            assert f"torch._subclasses.fake_tensor.{name}" in diagnostic.evidence, "all that is missing, in one diagnostic"
+            assert f"torch._subclasses.fake_tensor.{name}" in diagnostic.evidence, "all at once"
 
     def test_a_missing_method(self, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delattr(internals().mixin, "maybe_distribute_model")

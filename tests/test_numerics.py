@@ -48,7 +48,7 @@ class TestWrongLogits:
         assert difference.part is Part.FORWARD
         assert difference.error > 0.1
         assert difference.ranks == (0, 1, 2, 3)
-        assert difference.module == "model.layers.0.self_attn.o_proj", "q, k and v are right, what is made of them is not"
+        assert difference.module == "model.layers.0.self_attn.o_proj", "q, k and v are right"
 
         assert numerics(configs.llama(), 4, rules("qkvo", SUMMED)).passed
 
@@ -254,7 +254,9 @@ class TestMiniature:
         assert small.spec.config.num_experts_per_tok == 2
 
     @pytest.mark.parametrize(
-        "config", [configs.qwen3(), configs.apertus(), configs.mixtral(), configs.glm4_9b()], ids=lambda c: c["model_type"]
+        "config",
+        [configs.qwen3(), configs.apertus(), configs.mixtral(), configs.glm4_9b()],
+        ids=lambda config: config["model_type"],
     )
     def test_has_no_parameter_that_could_hide_an_error(self, config: configs.Config) -> None:
         """Zeros and constants make wrong sums and swapped slices look right."""

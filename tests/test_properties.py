@@ -83,7 +83,8 @@ class TestKeyMatching:
         from transformers import DistributedConfig
 
         spec, skeleton = model(configs.qwen3())
-        drawn = overrides.draw(st.dictionaries(near(sorted(skeleton.rules)), st.sampled_from(known_styles()), min_size=1))
+        keys = near(sorted(skeleton.rules))
+        drawn = overrides.draw(st.dictionaries(keys, st.sampled_from(known_styles()), min_size=1))
         subject = Subject(spec=spec, skeleton=skeleton, sharding=Sharding(tp_size=2, overrides=drawn))
         assert list(check_styles(subject)) == []
         refused = list(check_rule_names(subject))
@@ -148,7 +149,9 @@ class TestShards:
         config = configs.llama(
             num_hidden_layers=1,
             num_key_value_heads=8,
-            **{"vocab_size": vocab_size, "intermediate_size": intermediate_size, "tie_word_embeddings": tied},
+            vocab_size=vocab_size,
+            intermediate_size=intermediate_size,
+            tie_word_embeddings=tied,
         )
         spec, skeleton = model(config)
         held: dict[str, int] = {}
@@ -176,8 +179,9 @@ def small_models(draw: st.DrawFn) -> configs.Config:
         num_key_value_heads=key_value_heads,
         num_attention_heads=heads,
         hidden_size=8 * heads,
-        **{"intermediate_size": draw(st.sampled_from([24, 36, 48, 50, 55])), "vocab_size": draw(st.integers(64, 96))},
-        **{"tie_word_embeddings": draw(st.booleans())},
+        intermediate_size=draw(st.sampled_from([24, 36, 48, 50, 55])),
+        vocab_size=draw(st.integers(64, 96)),
+        tie_word_embeddings=draw(st.booleans()),
     )
 
 
@@ -189,7 +193,9 @@ def is_plannable(config: configs.Config, tp_size: int, purpose: str) -> bool:
     """
     heads = (8 * config["num_attention_heads"], 8 * config["num_key_value_heads"])
     if purpose == "training":
-        if config["intermediate_size"] % tp_size or "replicate" not in known_styles() and config["model_type"] == "qwen3":
+        if config["intermediate_size"] % tp_size:
+            return False
+        if "replicate" not in known_styles() and config["model_type"] == "qwen3":
             return False
     widths = (config["vocab_size"], config["intermediate_size"], *heads)
     return has_uneven_gather() or not any(width % tp_size for width in widths)

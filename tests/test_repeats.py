@@ -13,7 +13,13 @@ from tpplan.model.skeleton import Sharding
 from tpplan.shapes import Outcome, run_shapes
 
 KINDS = ["sliding_attention", "full_attention"]
-SMALL = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160, "num_attention_heads": 8, "num_hidden_layers": 6}
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "vocab_size": 160,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 6,
+}
 DEEPSEEK = {
     "model_type": "deepseek_v3",
     "first_k_dense_replace": 2,

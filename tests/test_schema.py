@@ -39,7 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     configs.write(tmp_path / "unplanned", configs.gpt2_xl(n_embd=64, n_head=4, n_layer=1))
     configs.write(tmp_path / "unknown", configs.llama(model_type="lama"))
     facts = ModelFacts(id="llama", auto_class="AutoModelForCausalLM", config=configs.llama())
-    for name, overrides in {"good": rules("qkvo", SUMMED), "bad": rules("kv", SUMMED), "stray": {"q_proj": SUMMED}}.items():
+    plans = {"good": rules("qkvo", SUMMED), "bad": rules("kv", SUMMED), "stray": {"q_proj": SUMMED}}
+    for name, overrides in plans.items():
         plan = Plan(model=facts, target=Target(tp_size=4), overrides=overrides)
         (tmp_path / f"{name}.yaml").write_text(plan.to_yaml(), encoding="utf-8")
     (tmp_path / "broken.yaml").write_text("version: [1\n", encoding="utf-8")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from tpplan.choices import Depth, Dtype, Options, Strategy
 from tpplan.child import call_in_child
+from tpplan.choices import Depth, Dtype, Options, Strategy
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.plan_document import ModelFacts, Plan, Proof, Target
 
@@ -159,7 +159,9 @@ def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repa
     subject = repaired.judgement.subject
     stages = {name: str(stage.status) for name, stage in repaired.judgement.stages.items()}
     made = Plan(
-        model=ModelFacts(id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)),
+        model=ModelFacts(
+            id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)
+        ),
         target=Target(
             tp_size=subject.sharding.tp_size,
             ep_size=subject.sharding.ep_size,

@@ -9,7 +9,16 @@ import sys
 from typing import Any
 
 # What a launcher tells its workers about their place; the child has none.
-LAUNCHER_PREFIXES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+LAUNCHER_PREFIXES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_",
+    "ROLE_",
+    "MASTER_",
+    "TORCHELASTIC_",
+)
 
 
 def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:

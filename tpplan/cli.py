@@ -32,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 class Format(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -48,10 +49,15 @@ class SchemaName(StrEnum):
 
 
 ModelOrPlanArgument = Annotated[
-    str, typer.Argument(metavar="MODEL|PLAN", help="A directory or file with a config.json, a hub id, or a plan (.yaml).")
+    str,
+    typer.Argument(metavar="MODEL|PLAN", help="A directory or file with a config.json, a hub id, or a plan (.yaml)."),
 ]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="A directory or file with a config.json, or a hub id.")]
-TpSizeOption = Annotated[int | None, typer.Option("--tp-size", metavar="N", help="Number of ranks. A plan has its own.")]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory or file with a config.json, or a hub id.")
+]
+TpSizeOption = Annotated[
+    int | None, typer.Option("--tp-size", metavar="N", help="Number of ranks. A plan has its own.")
+]
 AutoClassOption = Annotated[
     str | None, typer.Option(metavar="CLASS", help="The auto class that loads the model. Found from the config.")
 ]
@@ -64,7 +70,8 @@ TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the 
 FormatOption = Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")]
 StrategyOption = Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")]
 WithModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="The model a PLAN will be used with, if not the one it names.")
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="The model a PLAN will be used with, if not the one it names."),
 ]
 
 
@@ -77,7 +84,12 @@ def check(
     device: DeviceOption = None,
     purpose: PurposeOption = None,
     dtype: DtypeOption = None,
-    depth: Annotated[Depth, typer.Option(help="static: arithmetic alone. shapes: run it without weights. numerics: compare a miniature's numbers too.")] = Depth.SHAPES,
+    depth: Annotated[
+        Depth,
+        typer.Option(
+            help="static: arithmetic alone. shapes: run it without weights. numerics: compare a miniature's numbers too."
+        ),
+    ] = Depth.SHAPES,
     output_format: FormatOption = Format.TEXT,
     trust_remote_code: TrustOption = False,
 ) -> int:
@@ -106,9 +118,13 @@ def check(
 def plan(
     what: ModelArgument,
     tp_size: TpSizeOption = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
+    ] = None,
     strategy: StrategyOption = Strategy.REPLICATE,
-    name: Annotated[str | None, typer.Option("--id", metavar="ID", help="Name of the model in the plan, if not MODEL.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Name of the model in the plan, if not MODEL.")
+    ] = None,
     auto_class: AutoClassOption = None,
     device: DeviceOption = None,
     purpose: PurposeOption = None,
@@ -205,7 +221,9 @@ def verify(
 )
 def launch(
     context: typer.Context,
-    device: Annotated[Device | None, typer.Option(help="tpu: set the TPU environment or fail. Else: where chips are.")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="tpu: set the TPU environment or fail. Else: where chips are.")
+    ] = None,
     print_env: Annotated[bool, typer.Option("--print-env", help="Print what would be set, and start nothing.")] = False,
 ) -> int:
     """torchrun with the TPU launch environment set first: tpplan launch [OPTIONS] [torchrun options] SCRIPT ...
@@ -319,7 +337,9 @@ def _usage_message(error: Exception) -> str | None:
 def _bad_usage(arguments: list[str], message: str) -> int:
     from tpplan.request import usage_error
 
-    wants_json = any(a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""]))
+    wants_json = any(
+        a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""])
+    )
     error = usage_error(message.rstrip("."), fix="tpplan --help lists the commands, tpplan COMMAND --help its options")
     return _show(error.report, Format.JSON if wants_json else Format.TEXT, stream="stdout" if wants_json else "stderr")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.checkpoint import save_as_published
-from tpplan.model.ranks import fake_rank
 from tpplan.model.quiet import quiet
+from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import one_thread
 from tpplan.model.skeleton import Sharding
 

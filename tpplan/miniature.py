@@ -16,10 +16,10 @@ from typing import Any
 
 from tpplan.model.checkpoint import save_as_published
 from tpplan.model.config import ModelSpec, config_value, text_config
-from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.quiet import quiet
-from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
+from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.simulation import one_thread
+from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
 from tpplan.shapes import example_inputs, main_output, runnable
 
 SEED = 20240229

@@ -49,7 +49,9 @@ def _fix(judgement: Judgement) -> str:
 def working_sizes(subject: Subject) -> list[int]:
     """Sizes below tp_size at which the model runs as it is: each was run, the largest few only."""
     candidates = dividing_sizes(subject)
-    sized = {size: replace(subject, sharding=replace(subject.sharding, tp_size=size)) for size in candidates[-MAX_SIZES:]}
+    sized = {
+        size: replace(subject, sharding=replace(subject.sharding, tp_size=size)) for size in candidates[-MAX_SIZES:]
+    }
     return [size for size, candidate in sized.items() if judge(candidate).passed]
 
 
@@ -64,7 +66,9 @@ def _command(subject: Subject, repaired: Repair) -> str:
     command = f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
     if not repaired.attempts:
         return f"the model's own plan runs; {command} writes it"
-    blocks = ", ".join(dict.fromkeys(f"{attempt.block or 'the model'} ({attempt.describe()})" for attempt in repaired.attempts))
+    blocks = ", ".join(
+        dict.fromkeys(f"{attempt.block or 'the model'} ({attempt.describe()})" for attempt in repaired.attempts)
+    )
     return f"{command} writes a plan that passes: {blocks}"
 
 

@@ -38,7 +38,9 @@ def as_text(report: Report) -> Text:
         text.append(f"  {stage.reason}\n" if stage.reason else "\n")
     if report.bytes_per_rank:
         share = report.bytes_per_rank
-        text.append(f"bytes    {gib(share.parameters)} of parameters a rank, {gib(share.whole)} of it whole on every rank;")
+        text.append(
+            f"bytes    {gib(share.parameters)} of parameters a rank, {gib(share.whole)} of it whole on every rank;"
+        )
         text.append(f" an even split is {gib(share.ideal)}\n")
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])

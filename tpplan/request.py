@@ -120,7 +120,9 @@ def _source_of_plan(plan: Plan, file: PlanFile | None, model: str | None) -> Sou
 def _check_values(request: Request) -> None:
     size = request.tp_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
-        raise usage_error(f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks")
+        raise usage_error(
+            f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks"
+        )
     for name, value, allowed in (
         ("device", request.device, tuple(Device)),
         ("purpose", request.purpose, tuple(Purpose)),

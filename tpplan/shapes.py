@@ -13,9 +13,9 @@ from typing import Any
 
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.internals import internals
+from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
-from tpplan.model.quiet import quiet
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
 
@@ -144,7 +144,10 @@ def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool)
     if blind:
         return f"{blind.module or 'the model'} cannot be run without weights: {blind.error}", True
     if alone:
-        return f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}", False
+        return (
+            f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}",
+            False,
+        )
     return "", False
 
 
@@ -170,7 +173,9 @@ def _run_model(
     import torch
 
     made: dict[int, Any] = {}
-    with run_repeats_once(model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer):
+    with run_repeats_once(
+        model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer
+    ):
         model.train(training)
         phase = Phase.FORWARD
         try:

@@ -59,7 +59,8 @@ def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock
             name=name,
             head_dim=head_dim,
             queries=tuple(
-                _projection(module, name, key, linear[key], _query_unit(module, linear[key], head_dim)) for key in queries
+                _projection(module, name, key, linear[key], _query_unit(module, linear[key], head_dim))
+                for key in queries
             ),
             keys_values=tuple(
                 _projection(module, name, key, linear[key], _value_unit(module, key, head_dim)) for key in keys_values

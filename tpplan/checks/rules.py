@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.model.internals import versions
+from tpplan.model.skeleton import known_styles, wildcard
 
 
 def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:

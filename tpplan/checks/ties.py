@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
-from tpplan.diagnostics import Diagnostic, Place
 from tpplan.codes import Severity
+from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import transformers_version, versions
 from tpplan.model.skeleton import wildcard
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
+from tpplan.launch.processes import available_bytes
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import build_skeleton
-from tpplan.launch.processes import available_bytes
 from tpplan.source import HUB_ID, Source, read_source
 from tpplan.units import gib
 

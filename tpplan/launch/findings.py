@@ -11,10 +11,10 @@ from typing import Any
 
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
-from tpplan.launch.compare import TOLERANCES
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.launch.compare import TOLERANCES
 from tpplan.launch.worker import Phase, RankResult
+from tpplan.model.skeleton import known_styles, wildcard
 
 PHASES = list(Phase)
 LISTED = 4
@@ -162,9 +162,7 @@ def _missing_weights(ended: Ended, results: list[RankResult], place: Place) -> I
         )
 
 
-def _wrong_bytes(
-    ended: Ended, results: list[RankResult], predicted: int | None, place: Place
-) -> Iterator[Diagnostic]:
+def _wrong_bytes(ended: Ended, results: list[RankResult], predicted: int | None, place: Place) -> Iterator[Diagnostic]:
     held = [result.parameter_bytes for result in results if result.parameter_bytes is not None]
     all_loaded = len(held) == len(ended.ranks) and ended.ranks[0] == 0  # the first rank's share is the largest
     if predicted is not None and all_loaded and max(held) != predicted:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
-from tpplan.model.internals import versions
 from tpplan.launch.processes import ENDING, die_with_parent, handlers
+from tpplan.model.internals import versions
 
 FAILURES = "TPPLAN_FAILURES"  # where the agent writes which ranks failed
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -16,13 +16,13 @@ from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint
 from tpplan.launch.findings import Ended, findings, mib
+from tpplan.launch.processes import available_bytes, workspace
 from tpplan.launch.run import Hosts, Launch, Progress
+from tpplan.launch.torchrun import tpu_environment
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
-from tpplan.launch.processes import available_bytes, workspace
 from tpplan.request import Request, open_request, usage_error
 from tpplan.shapes import run_shapes
-from tpplan.launch.torchrun import tpu_environment
 
 SEVERITIES = list(Severity)
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
@@ -235,7 +235,8 @@ def _say_nothing(what: str, done: float) -> None:
 def progress_bar() -> Iterator[Progress | None]:
     """A `progress` for `verify` that draws a bar on stderr, or None where stderr is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     if not console.is_terminal:

@@ -199,9 +199,7 @@ def _objective(logits: Any) -> Any:
     return (logits.float() * weights.to(logits.device)).sum()
 
 
-def _note_tokens(
-    model: Any, ids: Any, job: Job, notes: _Notes, unsharded: RankResult | None, whole: bool
-) -> None:
+def _note_tokens(model: Any, ids: Any, job: Job, notes: _Notes, unsharded: RankResult | None, whole: bool) -> None:
     """Generate greedily and note the tokens. The ranks use the cache with which the unsharded model generates.
 
     The unsharded model may refuse a static cache, as models with a state of their own do, or refuse to generate: that

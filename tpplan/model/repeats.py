@@ -17,9 +17,7 @@ POSITION_ATTRIBUTES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_
 
 
 @contextmanager
-def run_repeats_once(
-    model: Any, prepare: Callable[[Any, set[int]], None], *, enabled: bool = True
-) -> Iterator[None]:
+def run_repeats_once(model: Any, prepare: Callable[[Any, set[int]], None], *, enabled: bool = True) -> Iterator[None]:
     """Replace, while the context lasts, the forward of every layer that repeats an earlier one in its list.
 
     prepare: called as `prepare(module, skipped)` to give the modules inside `module` what they need to run, but for

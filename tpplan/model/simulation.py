@@ -73,7 +73,9 @@ def raised_by_simulator(error: BaseException) -> bool:
         trace = trace.tb_next
     frame = trace.tb_frame if trace else None
     subject = frame.f_locals.get("self") if frame else None
-    is_symbolic = isinstance(subject, (torch.SymInt, torch.SymBool, torch.SymFloat)) or "Local" in type(subject).__name__
+    is_symbolic = (
+        isinstance(subject, (torch.SymInt, torch.SymBool, torch.SymFloat)) or "Local" in type(subject).__name__
+    )
     return isinstance(error, (AttributeError, TypeError, NotImplementedError)) and is_symbolic or _lacks_node(error)
 
 
