@@ -47,12 +47,15 @@ def _fix(judgement: Judgement) -> str:
 
 
 def working_sizes(subject: Subject) -> list[int]:
-    """Sizes below tp_size at which the model runs as it is: each was run, the largest few only."""
+    """Sizes below tp_size at which the model runs as it is: each was run, the largest few only.
+
+    Size 1 is not run again: a failure counts as one of sharding only after the unsharded model ran.
+    """
     candidates = dividing_sizes(subject)
     sized = {
         size: replace(subject, sharding=replace(subject.sharding, tp_size=size)) for size in candidates[-MAX_SIZES:]
     }
-    return [size for size, candidate in sized.items() if judge(candidate).passed]
+    return [size for size, candidate in sized.items() if size == 1 or judge(candidate).passed]
 
 
 def _without_overrides(subject: Subject) -> Subject:
