@@ -21,16 +21,19 @@ from tpplan.model.skeleton import Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the stage found. raised: (rank, error). wrong: (rank, parameter) of the first value that is not its slice."""
+    """What the stage found. raised: (rank, error). wrong: (rank, parameter) of the first value that is not its slice.
+    not_run: why there was nothing to load, or empty.
+    """
 
     ranks: tuple[int, ...]
     raised: tuple[int, str] | None = None
     wrong: tuple[int, str] | None = None
+    not_run: str = ""
     seconds: float = 0.0
 
     @property
-    def passed(self) -> bool:
-        return self.raised is None and self.wrong is None
+    def failed(self) -> bool:
+        return self.raised is not None or self.wrong is not None
 
 
 def run_load(miniature: Miniature, sharding: Sharding) -> Load:
@@ -39,7 +42,11 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     raised = wrong = None
     with tempfile.TemporaryDirectory(prefix="tpplan-") as directory, one_thread(), quiet():
-        save_as_published(miniature.model, directory)
+        try:
+            save_as_published(miniature.model, directory)
+        except Exception as error:  # conversions back to the published layout are rarely run upstream
+            reason = f"save_pretrained of the miniature raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
                 try:

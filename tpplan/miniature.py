@@ -23,7 +23,7 @@ from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
 from tpplan.shapes import example_inputs, main_output, runnable
 
 SEED = 20240229
-MAX_PARAMETERS = 1_500_000_000
+MAX_PARAMETERS = 600_000_000  # 2.4 GB in float32, several times over while ranks are simulated
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 INTERMEDIATE = (

@@ -113,7 +113,7 @@ def _failure(judgement: Judgement) -> Hashable:
         stop = judgement.outcome.stop
         return ("shapes", stop.phase, wildcard(stop.module or ""))
     proven = judgement.proof
-    if proven and proven.load and not proven.load.passed:
+    if proven and proven.load and proven.load.failed:
         return ("load",)
     if proven and proven.numerics:
         numerics = proven.numerics

@@ -48,7 +48,7 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     if unreached:
         yield from _for_block(subject, strategy, unreached[0], "its heads do not divide")
         return
-    if proven and proven.load and not proven.load.passed:
+    if proven and proven.load and proven.load.failed:
         yield from share_experts(subject, "loading it sharded fails")
         yield from _experts_whole(subject)
         return
