@@ -32,6 +32,10 @@ class Load:
     seconds: float = 0.0
 
     @property
+    def passed(self) -> bool:
+        return not self.failed and not self.not_run
+
+    @property
     def failed(self) -> bool:
         return self.raised is not None or self.wrong is not None
 

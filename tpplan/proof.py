@@ -52,7 +52,7 @@ def prove(subject: Subject, bench: Bench) -> Proof:
     if diagnostics:
         status = Status.FAILED
     else:
-        status = Status.NOT_RUN if numerics.not_run or load.not_run else Status.PASSED
+        status = Status.PASSED if load.passed and numerics.passed else Status.NOT_RUN
     reason = numerics.not_run or load.not_run or _what_ran(miniature, numerics)
     stage = Stage(status=status, reason=reason, seconds=time.perf_counter() - started)
     return Proof(stage=stage, diagnostics=diagnostics, load=load, numerics=numerics)

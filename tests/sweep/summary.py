@@ -91,7 +91,7 @@ def _repair(record: dict) -> str:
 
 
 def _said(judged: dict) -> str:
-    reasons = [" ".join(error)[-400:] for error in judged.get("errors", ())[:2]]
+    reasons = [" ".join(" ".join(error).split())[-400:] for error in judged.get("errors", ())[:2]]
     reasons += [f"{stage}: {reason[:300]}" for stage, reason in judged.get("not_run", {}).items()]
     return f"{judged['verdict']} ({'; '.join(reasons)})" if reasons else judged["verdict"]
 
