@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tpplan.diagnostics import InputError
 from tpplan.model.checkpoint import save_as_published
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.quiet import quiet
@@ -24,7 +25,7 @@ from tpplan.shapes import example_inputs, main_output, runnable
 
 SEED = 20240229
 MAX_PARAMETERS = 600_000_000  # 2.4 GB in float32, several times over while ranks are simulated
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth")
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_blocks", "depth")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 INTERMEDIATE = (
     "intermediate_size",
@@ -81,12 +82,18 @@ def make_miniature(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Miniatu
             try:
                 made = _try(spec, skeleton, tp_size, hidden, layers)
             except Exception as error:  # config and model classes refuse sizes with exceptions of many kinds
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                reason = _reason(error)
                 continue
             if isinstance(made, Miniature):
                 return made
             reason = made
     raise ValueError(reason)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, InputError):
+        return error.diagnostics[0].evidence
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def save_miniature(subject: Any, directory: str | Path) -> Path:
@@ -190,8 +197,9 @@ def _shrink(
         if nested is not None and hasattr(nested, "to_dict"):
             _shrink(value, nested, text, where, tp_size, hidden, layers, changes)
         elif in_tower:
-            if name in LAYER_COUNTS and isinstance(value, int) and value > 1:
-                _set(values, name, 1, where, changes)
+            new = _tower_value(name, value, config)
+            if new != value:
+                _set(values, name, new, where, changes)
         elif is_text:
             new = _new_value(name, value, config, tp_size, hidden, layers)
             if new != value:
@@ -205,6 +213,18 @@ def _set(values: dict, name: str, new: Any, where: str, changes: dict) -> None:
 
 def _brief(value: Any) -> Any:
     return f"[{len(value)}]" if isinstance(value, (list, dict)) else value
+
+
+def _tower_value(name: str, value: Any, config: Any) -> Any:
+    """A tower that text does not run through keeps its widths and its first layer."""
+    depth = next((v for key in LAYER_COUNTS if isinstance(v := config_value(config, key), int)), None)
+    if name in LAYER_COUNTS and isinstance(value, int):
+        return min(value, 1)
+    if isinstance(value, list) and depth and len(value) == depth:
+        return value[:1]
+    if name == PER_LAYER and isinstance(value, dict):
+        return {key: item for key, item in value.items() if int(key) == 0}
+    return value
 
 
 def _new_value(name: str, value: Any, config: Any, tp_size: int, hidden: str, layers: list[int]) -> Any:
