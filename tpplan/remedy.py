@@ -9,6 +9,7 @@ from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
 from tpplan.judge import Judgement, judge
+from tpplan.model.skeleton import Sharding
 from tpplan.planner import Repair, repair
 
 REPAIRABLE = frozenset(
@@ -59,9 +60,9 @@ def working_sizes(subject: Subject) -> list[int]:
 
 
 def _without_overrides(subject: Subject) -> Subject:
-    if not subject.sharding.overrides:
-        return subject
-    return replace(subject, sharding=replace(subject.sharding, overrides={}), file=None, facts=None)
+    """The model at this tp_size with nothing but its own plan."""
+    sharding = Sharding(tp_size=subject.sharding.tp_size)
+    return subject if sharding == subject.sharding else replace(subject, sharding=sharding, file=None, facts=None)
 
 
 def _command(subject: Subject, repaired: Repair) -> str:

@@ -59,8 +59,13 @@ def _questions(tp_sizes: list[int], answers: dict[int, dict]) -> Iterator[tuple]
         yield (size, None, None)
     for size in tp_sizes:
         repair = answers.get(size, {}).get("repair", {})
-        if repair.get("overrides") and repair["verdict"] in ("pass", "incomplete"):
+        if _changes(repair) and repair["verdict"] in ("pass", "incomplete"):
             yield (size, repair["overrides"], repair["ep_size"])
+
+
+def _changes(repair: dict) -> bool:
+    """Whether the repair changes the model's own plan."""
+    return bool(repair.get("overrides") or repair.get("ep_size"))
 
 
 def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: str) -> Iterator[dict]:
@@ -75,11 +80,11 @@ def _side_by_side(made: dict, size: int, runs: dict[str, dict], failure: str) ->
     found: dict[str, Any] = {"oracle": plain, "agreement": str(compare(made["check"]["verdict"], plain["status"]))}
     repair = made.get("repair")
     if repair:
-        overrides = repair.get("overrides") or {}
-        run = runs.get(str((size, overrides, repair.get("ep_size")))) if overrides else plain
-        if overrides:
-            found["oracle_repair"] = run or missing
-        found["holding"] = str(holding(repair["verdict"], bool(overrides), (run or missing)["status"]))
+        changed, run = _changes(repair), plain
+        if changed:
+            run = runs.get(str((size, repair["overrides"], repair["ep_size"])), missing)
+            found["oracle_repair"] = run
+        found["holding"] = str(holding(repair["verdict"], changed, run["status"]))
     return found
 
 
