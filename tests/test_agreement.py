@@ -78,7 +78,7 @@ CASES = [
     _case(
         "apertus repaired", configs.apertus(), 2, {"model.layers.*.mlp.act_fn": SUMMED}, *RIGHT, purpose="training"
     ),
-    _case("narrow logits", configs.llama(), 2, {"lm_head": "colwise"}, *WRONG_NUMBERS),
+    _case("narrow logits", configs.llama(), 2, {"lm_head": "colwise"}, "failed", "failed", "failed"),
     _case("tied", configs.qwen3(tie_word_embeddings=True), 2, {}, *RIGHT),
     _case("tied clash", configs.qwen3(tie_word_embeddings=True), 2, {"lm_head": "replicate"}, *RAISES),
     _case("fused", configs.phi3(), 4, {}, *RIGHT),

@@ -23,6 +23,7 @@ import pytest
 from tests import checkpoints
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
+from tpplan.launch import verify as launch_verify
 from tpplan.launch.verify import verify
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_document import ModelFacts, Plan, Target
@@ -261,7 +262,7 @@ def test_a_checkpoint_that_does_not_load_unsharded_says_nothing_about_the_plan(l
 
 
 def test_ranks_that_cannot_fit_are_not_started(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "available_bytes", lambda: 2**20)
+    monkeypatch.setattr(launch_verify, "available_bytes", lambda: 2**20)
     report = verify(Request(what=plan(llama, 2, {})))
     assert codes(report) == ["TPP523"]
     assert report.stages["launch"].status is Status.NOT_RUN
