@@ -40,14 +40,10 @@ class TestCode:
         assert len(entry.page) > len(entry.title) > 10, "the page says more than the title"
         assert entry.page.endswith(".") and not entry.title.endswith(".")
 
-    def test_is_given_by_the_product(self, code: str, request: pytest.FixtureRequest) -> None:
-        xfail_what_nothing_gives(code, request)
+    def test_is_given_by_the_product(self, code: str) -> None:
         assert any(f'"{code}"' in file.read_text(encoding="utf-8") for file in SOURCES)
 
-    def test_is_shown_by_a_failing_case_and_absent_from_a_passing_one(
-        self, code: str, request: pytest.FixtureRequest
-    ) -> None:
-        xfail_what_nothing_gives(code, request)
+    def test_is_shown_by_a_failing_case_and_absent_from_a_passing_one(self, code: str) -> None:
         if code in SHOWN_BY_A_TEST:
             assert not (CASES / f"{code}-{CODES[code].slug}").exists(), "it has a case now: take it out of the list"
             return
@@ -75,12 +71,6 @@ def test_what_no_case_shows_is_shown_by_a_test(code: str) -> None:
 def test_every_code_that_is_given_is_in_the_table() -> None:
     given = {code for file in SOURCES for code in re.findall(r'"(TPP\d{3})"', file.read_text(encoding="utf-8"))}
     assert given <= set(CODES)
-
-
-def xfail_what_nothing_gives(code: str, request: pytest.FixtureRequest) -> None:
-    if code == "TPP404":
-        reason = "a model that does not run unsharded is a stage not run, and no diagnostic"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
 
 
 def output(folder: Path) -> str:

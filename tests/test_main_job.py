@@ -161,9 +161,37 @@ class TestCheck:
             (tmp_path / "config.json").write_text(text, encoding="utf-8")
         assert main(["check", str(tmp_path), "--tp-size", "2"]) == 2
         printed = capsys.readouterr()
-        assert printed.out.count(" error ") == 1
+        assert printed.out.count(" error TPP") == 1
         assert f" error {code} " in printed.out and said in printed.out
         assert "Traceback" not in printed.out and printed.err == ""
+
+
+    @pytest.mark.parametrize(
+        "odd",
+        [
+            {"architectures": 5},
+            {"model_type": ["llama"]},
+            {"model_type": "own", "auto_map": [1]},
+            {"layer_types": 7},
+            {"quantization_config": ["fp8"]},
+            {"vocab_size": None},
+            {"num_key_value_heads": 0},
+            {"num_hidden_layers": 10**7},
+            {"hidden_size": -1},
+            {"head_dim": 0},
+            {"dtype": "nonsense"},
+            {"rope_scaling": {"rope_type": "nope"}},
+            {"text_config": 3},
+            {"distributed_config": {"tp_size": 4}},
+        ],
+        ids=str,
+    )
+    def test_an_odd_config_is_judged_or_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture, odd: dict) -> None:
+        """Exit code 3 would be a bug of ours."""
+        model = configs.write(tmp_path, configs.llama(**odd))
+        exit_code = main(["check", model, "--tp-size", "2", "--depth", "static"])
+        printed = capsys.readouterr()
+        assert (exit_code, printed.out.count(" error TPP")) in ((0, 0), (2, 1)) and printed.err == ""
 
 
 class TestCannotRun:

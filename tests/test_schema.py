@@ -121,3 +121,9 @@ def test_the_document_is_the_report_of_the_library(folder: Path, capsys: pytest.
     for document in (printed, called):
         document["stages"]["static"]["seconds"] = 0
     assert printed == called
+
+
+def test_a_bare_call_is_help_and_no_bug(capsys: pytest.CaptureFixture) -> None:
+    assert main([]) in (0, 2)
+    printed = capsys.readouterr()
+    assert "Usage: tpplan" in printed.out + printed.err and "bug" not in printed.err

@@ -153,8 +153,12 @@ def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
 def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
     from tpplan.model.internals import versions
-    from tpplan.request import facts
+    from tpplan.request import facts, usage_error
 
+    try:
+        str(request.name or request.what).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise usage_error("a plan cannot hold a name that is not UTF-8", fix="name the model with --id") from error
     repaired = _repair(request, strategy)
     subject = repaired.judgement.subject
     stages = {name: str(stage.status) for name, stage in repaired.judgement.stages.items()}

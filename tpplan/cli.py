@@ -267,6 +267,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
     except typer.Exit as stop:
+        if stop.exit_code == 130:
+            sys.stderr.write("interrupted\n")
         return stop.exit_code
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
@@ -276,7 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
     except Exception as error:
         usage = _usage_message(error)
-        return _bad_usage(arguments, usage) if usage else _bug()
+        if usage == "":  # no command was named, and the help has been printed
+            return 2
+        return _bug() if usage is None else _bad_usage(arguments, usage)
 
 
 def _leave_chips_alone() -> None:

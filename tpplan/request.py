@@ -112,9 +112,16 @@ def _source_of_plan(plan: Plan, file: PlanFile | None, model: str | None) -> Sou
     """The model at hand (named by the caller, or on this disk), else the plan's own facts: no network is needed."""
     if model is not None:
         return read_source(model)
-    if Path(plan.model.id).exists():
+    if _is_on_disk(plan.model.id):
         return read_source(plan.model.id)
     return Source(name=plan.model.id, config=plan.model.config, config_file=file.path if file else None)
+
+
+def _is_on_disk(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long for a path, a NUL inside, or a directory that may not be read
+        return False
 
 
 def _check_values(request: Request) -> None:

@@ -59,13 +59,13 @@ def _questions(tp_sizes: list[int], answers: dict[int, dict]) -> Iterator[tuple]
         yield (size, None, None)
     for size in tp_sizes:
         repair = answers.get(size, {}).get("repair", {})
-        if _changes(repair) and repair["verdict"] in ("pass", "incomplete"):
+        if _is_a_plan(repair):
             yield (size, repair["overrides"], repair["ep_size"])
 
 
-def _changes(repair: dict) -> bool:
-    """Whether the repair changes the model's own plan."""
-    return bool(repair.get("overrides") or repair.get("ep_size"))
+def _is_a_plan(repair: dict) -> bool:
+    """Whether the repair ended in another plan than the model's own, that has not failed."""
+    return bool(repair.get("overrides") or repair.get("ep_size")) and repair["verdict"] in ("pass", "incomplete")
 
 
 def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: str) -> Iterator[dict]:
@@ -80,7 +80,7 @@ def _side_by_side(made: dict, size: int, runs: dict[str, dict], failure: str) ->
     found: dict[str, Any] = {"oracle": plain, "agreement": str(compare(made["check"]["verdict"], plain["status"]))}
     repair = made.get("repair")
     if repair:
-        changed, run = _changes(repair), plain
+        changed, run = _is_a_plan(repair), plain
         if changed:
             run = runs.get(str((size, repair["overrides"], repair["ep_size"])), missing)
             found["oracle_repair"] = run

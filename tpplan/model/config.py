@@ -119,7 +119,7 @@ def config_value(config: Any, name: str) -> Any:
 def defaulted(source: Source, config: Any, name: str) -> bool:
     """Whether `name` of the language model's part of `config` came from the class default and not from the file."""
     raw, text = source.config, text_config(config)
-    if text is not config:
+    if text is not config and text_config_name(config) in getattr(config, "sub_configs", {}):
         raw = raw.get(text_config_name(config))
         raw = raw if isinstance(raw, dict) else {}
     return not _stands_in(raw, text, name)
@@ -238,6 +238,10 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     layers = config_value(text_config(config), "num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise _rejected(source, Place(file=source.config_file or source.name), ValueError(f"{layers} hidden layers"))
+    for field in DECIDING_FIELDS:
+        value = config_value(config, field)
+        if isinstance(value, int) and value < 1:
+            raise _rejected(source, Place(file=source.config_file or source.name), ValueError(f"{field} is {value}"))
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map
