@@ -61,7 +61,7 @@ CASES = [
         configs.llama(num_attention_heads=8, num_key_value_heads=1),
         4,
         rules("kv", SUMMED),
-        *RIGHT,
+        *WRONG_NUMBERS,
         purpose="training",
     ),
     _case("gradients summed", LLAMA, 4, rules("qkvo", SUMMED), *WRONG_NUMBERS, purpose="training"),
