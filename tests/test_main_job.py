@@ -326,7 +326,6 @@ class TestPlan:
         plan = tpplan.plan(config, 4)
         assert plan.overrides == rules("qkvo", SUMMED)
 
-    @pytest.mark.xfail(strict=True, reason="of equal descriptions of two steps on one block, one is said")
     def test_the_fix_counts_every_rule_that_the_plan_overrides(self, tmp_path: Path) -> None:
         judged = tpplan.check(configs.write(tmp_path, configs.llama(num_key_value_heads=1)), 4, depth="numerics")
         assert "4 rules overridden" in the("TPP402", judged).fix

@@ -11,6 +11,7 @@ from tpplan.diagnostics import Report
 from tpplan.judge import Judgement, judge
 from tpplan.model.skeleton import Sharding
 from tpplan.planner import Repair, repair
+from tpplan.proposals import Attempt
 
 REPAIRABLE = frozenset(
     {"TPP301", "TPP302", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
@@ -36,7 +37,7 @@ def with_fixes(judgement: Judgement) -> Report:
 
 
 def _fix(judgement: Judgement) -> str:
-    depth = Depth.NUMERICS if judgement.proof else Depth.SHAPES
+    depth = Depth.NUMERICS if "numerics" in judgement.stages else Depth.SHAPES
     plain = _without_overrides(judgement.subject)
     first = judgement if plain is judgement.subject else None
     repaired = repair(plain, depth=depth, first=first)
@@ -70,9 +71,11 @@ def _command(subject: Subject, repaired: Repair) -> str:
     command = f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
     if not repaired.attempts:
         return f"the model's own plan runs; {command} writes it"
-    blocks = ", ".join(
-        dict.fromkeys(f"{attempt.block or 'the model'} ({attempt.describe()})" for attempt in repaired.attempts)
-    )
+    changed: dict[str, Attempt] = {}
+    for attempt in repaired.attempts:  # two steps on one block are one change of it
+        before = changed.get(attempt.block, attempt)
+        changed[attempt.block] = replace(attempt, overrides={**before.overrides, **attempt.overrides})
+    blocks = ", ".join(f"{block or 'the model'} ({attempt.describe()})" for block, attempt in changed.items())
     return f"{command} writes a plan that passes: {blocks}"
 
 
