@@ -19,7 +19,8 @@ from tpplan.launch.verify import verify
 from tpplan.request import Request
 from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 
-TPU_VENV = Path("/work/venvs/tpu/bin/python")
+# An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
+TPU_PYTHON = os.environ.get("TPPLAN_TPU_PYTHON", "")
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -175,10 +176,10 @@ def test_without_torch_tpu_a_tpu_is_refused(script: Path, tmp_path: Path) -> Non
 
 
 def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
-    """In this interpreter where it has torch_tpu, else in the environment of this machine that has it."""
-    python = sys.executable if find_spec("torch_tpu") else str(TPU_VENV)
-    if not Path(python).exists():
-        pytest.skip(f"torch_tpu is not installed here, and there is no {TPU_VENV}")
+    """In this interpreter where it has torch_tpu, else in the one that TPPLAN_TPU_PYTHON names."""
+    python = sys.executable if find_spec("torch_tpu") else TPU_PYTHON
+    if not python:
+        pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
     if list(Path("/dev/vfio").glob("[0-9]*")):
         pytest.skip("this machine has chips")
     model = checkpoints.llama(tmp_path / "model")
