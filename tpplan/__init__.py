@@ -8,14 +8,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpplan.api import check, distributed_config, plan, verify
+    from tpplan.api import check, distributed_config, plan, sizes, verify
     from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
     from tpplan.plan_document import Plan
 
-__all__ = ["Diagnostic", "InputError", "Plan", "PlanError", "Report", "check", "distributed_config", "plan", "verify"]
+__all__ = [
+    "Diagnostic",
+    "InputError",
+    "Plan",
+    "PlanError",
+    "Report",
+    "check",
+    "distributed_config",
+    "plan",
+    "sizes",
+    "verify",
+]
 _HOMES = {
     "check": "api",
     "distributed_config": "api",
+    "sizes": "api",
     "verify": "api",
     "plan": "api",
     "Diagnostic": "diagnostics",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from tpplan.child import call_in_child
-from tpplan.choices import Depth, Dtype, Options, Strategy
-from tpplan.diagnostics import Diagnostic, PlanError, Report
+from tpplan.choices import Depth, Dtype, Optimize, Options, Strategy
+from tpplan.diagnostics import PlanError, Report
 from tpplan.plan_document import ModelFacts, Plan, Proof, Target
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tpplan.checks.subject import Subject
     from tpplan.planner import Repair
     from tpplan.request import Request
+    from tpplan.candidates import Candidate
 
 ModelOrPlan = str | os.PathLike[str] | Plan
 
@@ -94,6 +95,28 @@ def distributed_config(
     return DistributedConfig(**passing_arguments(request, strategy))
 
 
+def sizes(
+    model: str | os.PathLike[str],
+    tp_sizes: Sequence[int] = (),
+    *,
+    strategy: str = "replicate",
+    depth: str = "shapes",
+    **options: Unpack[Options],
+) -> list[dict]:
+    """For each tp_size what `tpplan sizes --format json` prints of it: the verdict after a repair where one is needed,
+    and what it costs a rank, in bytes, collectives and FLOPs.
+
+    tp_sizes: sizes to judge; by default those that the device has on one host. depth: `shapes`, or `numerics` to compare
+    a miniature's numbers at each size too. Other arguments as in `plan`; raises InputError as `check` does.
+    """
+    from tpplan.request import Request
+
+    request = Request(what=model, **options)
+    if _group_is_taken():
+        return call_in_child("sizes_request", request, tuple(tp_sizes), strategy, depth)
+    return sizes_request(request, tuple(tp_sizes), strategy, depth)
+
+
 def verify(
     model_or_plan: ModelOrPlan,
     tp_size: int | None = None,
@@ -120,11 +143,13 @@ def verify(
 
 def check_request(request: Request, depth: str) -> Report:
     """The report on `request`, in this process."""
+    from tpplan.costs import with_memory
     from tpplan.judge import judge
     from tpplan.remedy import with_fixes
     from tpplan.request import open_request
 
-    return with_fixes(judge(open_request(request), Depth(depth)))
+    judgement = judge(open_request(request), Depth(depth))
+    return with_memory(with_fixes(judgement), judgement)
 
 
 def plan_request(request: Request, strategy: str) -> Plan:
@@ -152,17 +177,66 @@ def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
 
 def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repair]:
     """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
-    from tpplan.model.internals import versions
-    from tpplan.request import facts, usage_error
+    _check_name(request)
+    repaired = _repair(request, strategy)
+    return _plan_of(request, repaired), repaired
+
+
+def make_best_plan(request: Request, strategy: str, optimize: str | None) -> tuple[Plan, Repair, list[Candidate]]:
+    """As `make_plan`, with every strategy tried and its costs measured.
+
+    optimize: which of those that pass becomes the plan; None: the one that `strategy` names. Raises PlanError.
+    """
+    from tpplan.candidates import all_strategies, best
+
+    _check_name(request)
+    candidates = all_strategies(_open_model(request, strategy))
+    if optimize:
+        chosen = best(candidates, Optimize(optimize))
+    else:
+        chosen = next((c for c in candidates if c.repair.strategy == strategy), candidates[0])
+    chosen = chosen or candidates[0]
+    if not chosen.repair.judgement.passed:
+        raise PlanError(chosen.repair.report())
+    return _plan_of(request, chosen.repair), chosen.repair, candidates
+
+
+def sizes_request(request: Request, tp_sizes: tuple[int, ...], strategy: str, depth: str) -> list[dict]:
+    """The candidates of `sizes` as plain values, found in this process."""
+    return [candidate.to_dict() for candidate in candidates_by_size(request, tp_sizes, strategy, depth)]
+
+
+def candidates_by_size(
+    request: Request, tp_sizes: tuple[int, ...], strategy: str = "replicate", depth: str = "shapes"
+) -> list[Candidate]:
+    """A candidate for each size, found in this process. Raises InputError as `sizes` does."""
+    from tpplan.request import check_values, usage_error
+    from tpplan.candidates import all_sizes
+
+    if depth not in (Depth.SHAPES, Depth.NUMERICS):
+        raise usage_error(f"depth is {depth!r}", fix="give shapes or numerics: static alone measures nothing")
+    for size in tp_sizes:
+        check_values(replace(request, tp_size=size))
+    subject = _open_model(replace(request, tp_size=1), strategy)
+    return all_sizes(subject, tp_sizes, Strategy(strategy), Depth(depth))
+
+
+def _check_name(request: Request) -> None:
+    from tpplan.request import usage_error
 
     try:
         str(request.name or request.what).encode("utf-8")
     except UnicodeEncodeError as error:
         raise usage_error("a plan cannot hold a name that is not UTF-8", fix="name the model with --id") from error
-    repaired = _repair(request, strategy)
+
+
+def _plan_of(request: Request, repaired: Repair) -> Plan:
+    from tpplan.model.internals import versions
+    from tpplan.request import facts
+
     subject = repaired.judgement.subject
     stages = {name: str(stage.status) for name, stage in repaired.judgement.stages.items()}
-    made = Plan(
+    return Plan(
         model=ModelFacts(
             id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)
         ),
@@ -180,35 +254,25 @@ def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repa
             strategy=str(repaired.strategy) if repaired.overrides else None,
         ),
     )
-    return made, repaired
 
 
 def _repair(request: Request, strategy: str) -> Repair:
     from tpplan.planner import repair
+
+    repaired = repair(_open_model(request, strategy), Strategy(strategy), Depth.NUMERICS)
+    if repaired.judgement.passed:
+        return repaired
+    raise PlanError(repaired.report())
+
+
+def _open_model(request: Request, strategy: str) -> Subject:
     from tpplan.request import open_request, usage_error
 
     if strategy not in tuple(Strategy):
         raise usage_error(f"strategy is {strategy!r}", fix=f"give one of {', '.join(Strategy)}")
     if request.is_plan:
         raise usage_error("a plan is made from a model", fix="give a directory, a config file or a hub id")
-    repaired = repair(open_request(request), Strategy(strategy), Depth.NUMERICS)
-    if repaired.judgement.passed:
-        return repaired
-    raise PlanError(_no_repair(repaired))
-
-
-def _no_repair(repaired: Repair) -> Report:
-    """The report of the last judgement, with TPP405 where repairs were tried."""
-    report = repaired.judgement.report()
-    tried = [attempt.block or "the model" for attempt in (*repaired.attempts, *repaired.refused)]
-    if not tried:
-        return report
-    verdict = Diagnostic(
-        code="TPP405",
-        message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
-        evidence=f"strategy {repaired.strategy} was tried on {', '.join(dict.fromkeys(tried))}",
-    )
-    return replace(report, diagnostics=(verdict, *report.diagnostics))
+    return open_request(request)
 
 
 def _group_is_taken() -> bool:

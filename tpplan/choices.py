@@ -50,13 +50,21 @@ class Strategy(StrEnum):
     GATHER = "gather"
 
 
+class Optimize(StrEnum):
+    """What a plan is chosen for. memory: fewest bytes on a rank. latency: fewest collectives, then bytes they move."""
+
+    MEMORY = "memory"
+    LATENCY = "latency"
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments that every call of the library takes. What is left out is what the plan says, or the default.
 
     model: the model that a plan will be used with, when it is not the one that the plan names. auto_class: name of the
     auto class that loads the model, found from its config when left out. device: a value of `Device`, default `cpu`.
     purpose: a value of `Purpose`, default `inference`. dtype: a value of `Dtype`, default the config's own.
-    trust_remote_code: run the Python code that the model brings, default False.
+    trust_remote_code: run the Python code that the model brings, default False. batch, max_length: sequences, and tokens
+    of each, that a rank's memory is to suffice for; by default 1, and 4096 or what the model takes.
     """
 
     model: str | None
@@ -65,3 +73,5 @@ class Options(TypedDict, total=False):
     purpose: str | None
     dtype: str | None
     trust_remote_code: bool
+    batch: int | None
+    max_length: int | None

@@ -6,6 +6,7 @@ Exit codes: 0 nothing failed, 1 the plan or model has errors or a stage could no
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tpplan.choices import Depth, Device, Dtype, Purpose, Strategy
+from tpplan.choices import Depth, Device, Dtype, Optimize, Purpose, Strategy
 from tpplan.diagnostics import PlanError, Report
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Language(StrEnum):
 class SchemaName(StrEnum):
     PLAN = "plan"
     REPORT = "report"
+    SIZES = "sizes"
 
 
 ModelOrPlanArgument = Annotated[
@@ -75,6 +77,14 @@ WithModelOption = Annotated[
 ]
 
 
+BatchOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Sequences that memory is to suffice for.", show_default="1")
+]
+MaxLengthOption = Annotated[
+    int | None, typer.Option(metavar="N", help="Tokens of each sequence.", show_default="4096, or what the model takes")
+]
+
+
 @app.command()
 def check(
     what: ModelOrPlanArgument,
@@ -90,6 +100,8 @@ def check(
             help="static: arithmetic alone. shapes: run it without weights. numerics: compare a miniature's numbers too."
         ),
     ] = Depth.SHAPES,
+    batch: BatchOption = None,
+    max_length: MaxLengthOption = None,
     output_format: FormatOption = Format.TEXT,
     trust_remote_code: TrustOption = False,
 ) -> int:
@@ -107,6 +119,8 @@ def check(
             purpose=purpose,
             dtype=dtype,
             depth=depth,
+            batch=batch,
+            max_length=max_length,
             trust_remote_code=trust_remote_code,
         )
     except PlanError as error:
@@ -122,6 +136,17 @@ def plan(
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
     ] = None,
     strategy: StrategyOption = Strategy.REPLICATE,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Try every strategy, and show on stderr what each costs.")
+    ] = False,
+    optimize: Annotated[
+        Optimize | None,
+        typer.Option(
+            help="Take the strategy with the fewest bytes on a rank, or the fewest collectives, whatever --strategy."
+        ),
+    ] = None,
+    batch: BatchOption = None,
+    max_length: MaxLengthOption = None,
     name: Annotated[
         str | None, typer.Option("--id", metavar="ID", help="Name of the model in the plan, if not MODEL.")
     ] = None,
@@ -136,17 +161,66 @@ def plan(
     from tpplan import api
     from tpplan.files import write_atomically
 
-    request = replace(_request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code), name=name)
+    request = _request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code)
+    request = replace(request, name=name, batch=batch, max_length=max_length)
+    candidates: list = []
     try:
-        made, repaired = api.make_plan(request, strategy)
+        if explain or optimize:
+            made, repaired, candidates = api.make_best_plan(request, strategy, optimize)
+        else:
+            made, repaired = api.make_plan(request, strategy)
         if output:
             write_atomically(output, made.to_yaml())
     except PlanError as error:
         return _show(error.report, Format.TEXT, stream="stderr")
     if not output:
         sys.stdout.write(made.to_yaml())
+    if candidates:
+        _say_strategies(candidates, repaired)
     _say_repair(repaired, output)
     return 0
+
+
+@app.command()
+def sizes(
+    what: ModelArgument,
+    tp_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--tp-size", metavar="N", help="A size; repeatable. Without: all that the device has on one host."
+        ),
+    ] = None,
+    strategy: StrategyOption = Strategy.REPLICATE,
+    auto_class: AutoClassOption = None,
+    device: DeviceOption = None,
+    purpose: PurposeOption = None,
+    dtype: DtypeOption = None,
+    depth: Annotated[
+        Depth, typer.Option(help="shapes: run each without weights. numerics: compare a miniature's numbers too.")
+    ] = Depth.SHAPES,
+    batch: BatchOption = None,
+    max_length: MaxLengthOption = None,
+    output_format: FormatOption = Format.TEXT,
+    trust_remote_code: TrustOption = False,
+) -> int:
+    """Every tp_size side by side: what runs, by which repair, bytes on a rank, whether they fit, and what it moves."""
+    _leave_chips_alone()
+    from tpplan import api
+
+    request = _request(what, None, None, auto_class, device, purpose, dtype, trust_remote_code)
+    request = replace(request, batch=batch, max_length=max_length)
+    try:
+        found = api.candidates_by_size(request, tuple(tp_size or ()), strategy, depth)
+    except PlanError as error:
+        return _show(error.report, output_format)
+    if output_format is Format.JSON:
+        sys.stdout.write(json.dumps({"sizes": [candidate.to_dict() for candidate in found]}, indent=2) + "\n")
+    else:
+        from tpplan import tables
+
+        _print(tables.sizes_table(found))
+        _print(tables.notes(found))
+    return 0 if any(candidate.repair.judgement.passed for candidate in found) else 1
 
 
 @app.command()
@@ -327,10 +401,24 @@ def _say_repair(repaired: Any, output: Path | None) -> None:
         _print(f"written to {output}\n", "stderr")
 
 
+def _say_strategies(candidates: list, repaired: Any) -> None:
+    """On stderr: what each strategy costs, and which became the plan."""
+    from tpplan import tables
+
+    chosen = next(candidate for candidate in candidates if candidate.repair is repaired)
+    _print(tables.strategies_table(candidates, chosen), "stderr")
+    _print(tables.notes(candidates), "stderr")
+
+
 def _print(text: Any, stream: str = "stdout") -> None:
     from rich.console import Console
+    from rich.table import Table
 
-    Console(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False).print(text, end="")
+    console = Console(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False)
+    if isinstance(text, Table) and not console.is_terminal:  # a file has no width that a table must keep to
+        console.width = 10_000
+        console.width = console.measure(text).maximum
+    console.print(text, end="")
 
 
 def _usage_message(error: Exception) -> str | None:

@@ -223,6 +223,25 @@ CODES: dict[str, Code] = {
         "Before 5.21 Transformers raised when a rule gathers an output whose width tp_size does not divide, as with a "
         "vocabulary of 255 on 4 ranks. From 5.21 the last rank holds a shorter slice.",
     ),
+    "TPP340": _error(
+        "does-not-fit",
+        "what a rank holds is more than its device has",
+        "Parameters under the plan (on the rank that holds most), a static KV cache for --batch sequences of --max-length "
+        "tokens with the key/value heads that a rank really keeps, and gradients for training. `tpplan sizes` shows every "
+        "size of the device. Gathered attention, more ranks, a smaller batch or a shorter length need less.",
+    ),
+    "TPP341": _warning(
+        "little-room",
+        "what a rank holds fits, activations on top of it may not",
+        "The estimate of the activations counts all tensors that the largest layer makes for a prompt of the full length, "
+        "as if none were freed: an upper bound. A shorter prompt, or one processed in chunks, needs less.",
+    ),
+    "TPP342": _note(
+        "cache-not-measured",
+        "the memory of the cache is not part of the sum",
+        "The cache is measured by running the model at full size without weights. This model's code looks at values that "
+        "only weights give, so it could not be measured.",
+    ),
     # 4xx: the shapes stage
     "TPP401": _error(
         "sharding-raises",

@@ -102,12 +102,49 @@ class BytesPerRank:
     whole: int
     ideal: int
 
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What the rank that holds most needs of its device, in bytes.
+
+    batch, max_length: sequences, and tokens of each, that the cache is sized for. parameters: as in BytesPerRank. cache:
+    a static KV cache, with states of other kinds, None for training and where it was not measured. cache_even: the whole
+    model's cache / tp_size. gradients: of the parameters, for training; an optimizer's states come on top. activations:
+    an estimate from above. hbm: memory of the device, None where it is not known.
+    """
+
+    batch: int
+    max_length: int
+    parameters: int
+    cache: int | None
+    cache_even: int | None
+    gradients: int
+    activations: int | None
+    hbm: int | None
+
+    @property
+    def held(self) -> int:
+        """What is surely there at once: parameters, cache, gradients."""
+        return self.parameters + (self.cache or 0) + self.gradients
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all of it, the estimate included, is within the device's memory; None where that is not known."""
+        return None if self.hbm is None else self.held + (self.activations or 0) <= self.hbm
+
+    def to_dict(self) -> dict:
+        free = None if self.hbm is None else self.hbm - self.held
+        return asdict(self) | {"free": free, "fits": self.fits}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
-    ranks: what each rank of a launch measured, as report.schema.json says.
+    memory: None where it was not asked for. ranks: what each rank of a launch measured, as report.schema.json says.
     """
 
     model: str
@@ -116,6 +153,7 @@ class Report:
     stages: dict[str, Stage] = field(default_factory=dict)
     diagnostics: tuple[Diagnostic, ...] = ()
     bytes_per_rank: BytesPerRank | None = None
+    memory: Memory | None = None
     overrides: dict[str, str] = field(default_factory=dict)
     unreadable: bool = False
     ranks: tuple[dict, ...] = ()
@@ -151,9 +189,10 @@ class Report:
             "versions": dict(self.versions),
             "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
             "diagnostics": [diagnostic.to_dict() for diagnostic in self.diagnostics],
-            "bytes_per_rank": asdict(self.bytes_per_rank) if self.bytes_per_rank else None,
+            "bytes_per_rank": self.bytes_per_rank.to_dict() if self.bytes_per_rank else None,
             "overrides": dict(self.overrides),
         }
+        shown |= {"memory": self.memory.to_dict()} if self.memory else {}
         return shown | ({"ranks": [dict(rank) for rank in self.ranks]} if self.ranks else {})
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tpplan.checks.memory import WORTH_SAYING
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Strategy
+from tpplan.diagnostics import Diagnostic, Report
 from tpplan.judge import Judgement, judge
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.proof import Bench
@@ -35,6 +36,19 @@ class Repair:
     @property
     def overrides(self) -> dict[str, str]:
         return dict(sorted(self.judgement.subject.sharding.overrides.items()))
+
+    def report(self) -> Report:
+        """The report of the last judgement, with TPP405 where repairs were tried and none passed."""
+        report = self.judgement.report()
+        tried = [attempt.block or "the model" for attempt in (*self.attempts, *self.refused)]
+        if self.judgement.passed or not tried:
+            return report
+        verdict = Diagnostic(
+            code="TPP405",
+            message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
+            evidence=f"strategy {self.strategy} was tried on {', '.join(dict.fromkeys(tried))}",
+        )
+        return replace(report, diagnostics=(verdict, *report.diagnostics))
 
 
 def repair(

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
-from tpplan.diagnostics import Diagnostic, Report, Status
+from tpplan.diagnostics import Diagnostic, Memory, Report, Status
 from tpplan.units import gib
 
 if TYPE_CHECKING:
@@ -42,11 +42,25 @@ def as_text(report: Report) -> Text:
             f"bytes    {gib(share.parameters)} of parameters a rank, {gib(share.whole)} of it whole on every rank;"
         )
         text.append(f" an even split is {gib(share.ideal)}\n")
+    if report.memory:
+        text.append(memory_text(report.memory))
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""
     text.append(f": {_shown(report.model)}{size}\n" if report.model else "\n")
     return text
+
+
+def memory_text(memory: Memory) -> str:
+    """What a rank holds beside its parameters, and what is left of its device."""
+    lines = []
+    if memory.cache is not None:
+        even = f"; an even split is {gib(memory.cache_even)}" if memory.cache_even is not None else ""
+        lines.append(f"cache    {gib(memory.cache)} a rank for {memory.batch} x {memory.max_length} tokens{even}\n")
+    if memory.hbm is not None:
+        about = f"; activations take up to {gib(memory.activations)} (estimate)" if memory.activations else ""
+        lines.append(f"memory   {gib(memory.held)} of {gib(memory.hbm)} a device{about}\n")
+    return "".join(lines)
 
 
 def diagnostic_text(diagnostic: Diagnostic, *, with_fix: bool = True) -> Text:

@@ -37,6 +37,8 @@ class Request:
     dtype: str | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     trust_remote_code: bool = False
+    batch: int | None = None
+    max_length: int | None = None
 
     @property
     def is_plan(self) -> bool:
@@ -49,7 +51,7 @@ def open_request(request: Request) -> Subject:
     Raises InputError for what cannot be read and for values that make no sense, PlanError (TPP901) when the
     installed packages do not serve.
     """
-    _check_values(request)
+    check_values(request)
     return _open_plan(request) if request.is_plan else _open_model(request)
 
 
@@ -75,6 +77,8 @@ def _open_model(request: Request) -> Subject:
         sharding=Sharding(tp_size=request.tp_size, overrides=dict(request.overrides)),
         device=request.device or Target(tp_size=1).device,
         training=request.purpose == Purpose.TRAINING,
+        batch=request.batch,
+        max_length=request.max_length,
     )
 
 
@@ -105,6 +109,8 @@ def _open_plan(request: Request) -> Subject:
         training=(request.purpose or target.purpose) == Purpose.TRAINING,
         file=file,
         facts=plan.model.config,
+        batch=request.batch,
+        max_length=request.max_length,
     )
 
 
@@ -124,12 +130,16 @@ def _is_on_disk(name: str) -> bool:
         return False
 
 
-def _check_values(request: Request) -> None:
+def check_values(request: Request) -> None:
+    """Raises InputError TPP130 for an option whose value makes no sense."""
     size = request.tp_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
         raise usage_error(
             f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks"
         )
+    for name, value in (("batch", request.batch), ("max_length", request.max_length)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise usage_error(f"{name} is {value!r}, must be a whole number from 1", fix=f"give --{name.replace('_', '-')} N")
     for name, value, allowed in (
         ("device", request.device, tuple(Device)),
         ("purpose", request.purpose, tuple(Purpose)),

@@ -172,10 +172,7 @@ def _run_model(
     """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
     import torch
 
-    made: dict[int, Any] = {}
-    with run_repeats_once(
-        model, lambda part, skipped: _give_fake_weights(part, skipped, made), enabled=not every_layer
-    ):
+    with run_repeats_once(model, FakeWeights().give, enabled=not every_layer):
         model.train(training)
         phase = Phase.FORWARD
         try:
@@ -199,23 +196,39 @@ def runnable(model: Any) -> Any:
     return parts[0] if parts else model
 
 
-def _give_fake_weights(model: Any, skipped: set[int], made: dict[int, Any]) -> None:
-    """Replace meta parameters by fake tensors on cpu (placements kept) and meta buffers by zeros.
+class FakeWeights:
+    """Weights that have a shape, a dtype and a placement, and hold no memory; tied parameters stay tied."""
 
-    skipped: ids of modules that will not run; theirs are left alone. made: what was made for this model so far, by the
-    id of the parameter it stands for, so that tied parameters stay tied.
-    """
-    import torch
-    from torch.distributed.tensor import DTensor
+    def __init__(self) -> None:
+        self._mode = internals().FakeTensorMode(allow_non_fake_inputs=True)
+        self._made: dict[int, Any] = {}
 
-    mode = internals().FakeTensorMode(allow_non_fake_inputs=True)
+    def give(self, model: Any, skipped: set[int]) -> None:
+        """Replace meta parameters by fake tensors on cpu (placements kept) and meta buffers by zeros.
 
-    def fake(parameter: Any) -> Any:
-        if id(parameter) in made:
-            return made[id(parameter)]
+        skipped: ids of modules that will not run; theirs are left alone.
+        """
+        import torch
+
+        for module in model.modules():
+            if id(module) in skipped:
+                continue
+            for name, parameter in module._parameters.items():
+                if parameter is not None and parameter.device.type == "meta":
+                    module._parameters[name] = self._fake(parameter)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device.type == "meta":
+                    module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
+
+    def _fake(self, parameter: Any) -> Any:
+        import torch
+        from torch.distributed.tensor import DTensor
+
+        if id(parameter) in self._made:
+            return self._made[id(parameter)]
         sharded = isinstance(parameter, DTensor)
         local = parameter.to_local() if sharded else parameter
-        with mode:
+        with self._mode:
             data = torch.empty(local.shape, dtype=local.dtype, device="cpu")
         if sharded:
             data = DTensor.from_local(
@@ -227,18 +240,8 @@ def _give_fake_weights(model: Any, skipped: set[int], made: dict[int, Any]) -> N
                 stride=parameter.stride(),
             )
         new = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
-        made[id(parameter)] = new
+        self._made[id(parameter)] = new
         return new
-
-    for module in model.modules():
-        if id(module) in skipped:
-            continue
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.device.type == "meta":
-                module._parameters[name] = fake(parameter)
-        for name, buffer in module._buffers.items():
-            if buffer is not None and buffer.device.type == "meta":
-                module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
 
 
 def example_inputs(spec: ModelSpec, sequence: int = SEQUENCE) -> dict[str, Any]:

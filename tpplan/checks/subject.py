@@ -17,7 +17,8 @@ class Subject:
     """A model and the way it is to be sharded.
 
     device: a name of the table of targets. training: whether gradients must be right too. file: the plan file that
-    the overrides were read from, for places. facts: the config values that the plan was made for.
+    the overrides were read from, for places. facts: the config values that the plan was made for. batch, max_length:
+    sequences, and tokens of each, that memory is to suffice for, None where the caller named none.
     """
 
     spec: ModelSpec
@@ -27,6 +28,8 @@ class Subject:
     training: bool = False
     file: PlanFile | None = None
     facts: Mapping | None = None
+    batch: int | None = None
+    max_length: int | None = None
 
     @property
     def plan(self) -> dict[str, str]:

@@ -23,6 +23,8 @@ from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
 from tpplan.request import Request, open_request, usage_error
 from tpplan.shapes import run_shapes
+from tpplan.units import gib
+from tpplan.usage import Usage, measure
 
 SEVERITIES = list(Severity)
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
@@ -117,7 +119,7 @@ def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
     else:
         stage = Stage(status=Status.PASSED, reason=_summary(ended))
     diagnostics = sorted((*found, *notes, *launch.checkpoint.notes), key=lambda d: SEVERITIES.index(d.severity))
-    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=_rank_facts(ended, predicted))
+    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=_rank_facts(ended, predicted, subject))
 
 
 def _too_much(launch: Launch, held: int) -> Diagnostic | None:
@@ -135,8 +137,13 @@ def _too_much(launch: Launch, held: int) -> Diagnostic | None:
     )
 
 
-def _rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ...]:
+def _rank_facts(ended: Ended, predicted: int | None, subject: Subject) -> tuple[dict[str, Any], ...]:
     """What each rank measured, for the report's `ranks`; None for what it did not come to."""
+    cached = any(result.cache_tokens for result in ended.results.values())
+    usage = measure(subject.spec, subject.sharding) if cached else Usage(not_run="no rank has a static cache")
+
+    def predicted_cache(tokens: int | None) -> int | None:
+        return None if usage.not_run or not tokens else usage.cache_bytes(1, tokens)
 
     def finite(found: Mapping[str, Any] | None, key: str) -> float | None:
         return found[key] if found and math.isfinite(found[key]) else None
@@ -149,6 +156,8 @@ def _rank_facts(ended: Ended, predicted: int | None) -> tuple[dict[str, Any], ..
             "peak_bytes": result.peak_bytes,
             "parameter_bytes": result.parameter_bytes,
             "predicted_bytes": predicted,
+            "cache_bytes": result.cache_bytes,
+            "predicted_cache_bytes": predicted_cache(result.cache_tokens),
             "logits_error": finite(result.logits, "error"),
             "tokens": result.tokens,
             "tokens_equal": result.first_token is None if result.tokens and ended.unsharded else None,
@@ -171,6 +180,9 @@ def _summary(ended: Ended) -> str:
     if all(result.tokens for result in results):
         equal = " equal" if ended.unsharded and all(result.first_token is None for result in results) else ""
         parts.append(f"{len(results[0].tokens)} tokens{equal}")
+    caches = {result.cache_bytes for result in results if result.cache_bytes}
+    if caches:
+        parts.append(f"static cache {gib(max(caches))}")
     parts.append(f"load {max(result.load_seconds or 0 for result in results):.1f} s")
     parts.append(f"peak {mib(max(result.peak_bytes or 0 for result in results))} a rank")
     return ", ".join(parts)

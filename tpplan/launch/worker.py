@@ -70,6 +70,7 @@ class RankResult:
     phase, since: where it is, and from when (seconds of the clock). load_seconds; peak_bytes: of the process's
     memory; parameter_bytes: that this rank holds. missing: weights that the checkpoint lacks. logits: a Difference.
     tokens: those generated; margins: for each, the distance to the runner-up, as a part of the largest logit.
+    cache: its implementation; cache_bytes: that a static one holds on this rank, for cache_tokens of one sequence.
     first_token: index of the first that differs. generate_error: why none were. gradients: how many were compared,
     the largest error, and those that are wrong. error: what was raised: type, message, when, whether memory ran out.
     """
@@ -87,6 +88,8 @@ class RankResult:
     tokens: list[int] | None = None
     margins: list[float] | None = None
     cache: str | None = None
+    cache_bytes: int | None = None
+    cache_tokens: int | None = None
     first_token: int | None = None
     generate_error: str = ""
     gradient_scale: float | None = None
@@ -208,13 +211,14 @@ def _note_tokens(model: Any, ids: Any, job: Job, notes: _Notes, unsharded: RankR
     if unsharded and unsharded.tokens is None:
         return
     if not whole:
-        tokens, _ = _generate(model, ids, job.new_tokens, (unsharded.cache if unsharded else None) or "static")
+        cache = (unsharded.cache if unsharded else None) or "static"
+        tokens, _, kept = _generate(model, ids, job.new_tokens, cache)
         first = first_unequal(tokens, unsharded.tokens) if unsharded else None
-        notes.put(tokens=tokens, first_token=first)
+        notes.put(tokens=tokens, first_token=first, **(_sizes(kept) if cache == "static" else {}))
         return
     for cache in ("static", "dynamic"):
         try:
-            tokens, margins = _generate(model, ids, job.new_tokens, cache)
+            tokens, margins, _ = _generate(model, ids, job.new_tokens, cache)
         except Exception as error:  # noted, and reported by the parent
             notes.put(generate_error=f"{type(error).__name__}: {_one_line(error)}")
         else:
@@ -222,8 +226,20 @@ def _note_tokens(model: Any, ids: Any, job: Job, notes: _Notes, unsharded: RankR
             return
 
 
-def _generate(model: Any, ids: Any, new_tokens: int, cache: str) -> tuple[list[int], list[float]]:
-    """The new tokens, and for each its distance to the runner-up. The inputs are left on cpu, as the guide says."""
+def _sizes(generated: Any) -> dict[str, int]:
+    """What the cache of a generation holds, for as many tokens as the longest of its layers."""
+    from tpplan.model.cache import read_cache
+
+    states = read_cache(generated).values()
+    return {
+        "cache_bytes": sum(state.key_values + state.other for state in states),
+        "cache_tokens": max((state.kept for state in states), default=0),
+    }
+
+
+def _generate(model: Any, ids: Any, new_tokens: int, cache: str) -> tuple[list[int], list[float], Any]:
+    """The new tokens, for each its distance to the runner-up, and all that generate returned. The inputs are left on
+    cpu, as the guide says."""
     import torch
 
     generated = model.generate(
@@ -241,7 +257,7 @@ def _generate(model: Any, ids: Any, new_tokens: int, cache: str) -> tuple[list[i
     for step in generated.logits:
         best = on_cpu(step)[0].topk(2).values.tolist()
         margins.append((best[0] - best[1]) / (on_cpu(step).abs().max().item() or 1.0))
-    return generated.sequences[0, -new_tokens:].tolist(), margins
+    return generated.sequences[0, -new_tokens:].tolist(), margins, generated
 
 
 def _one_line(error: BaseException) -> str:

@@ -40,6 +40,9 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "DynamicOutputShape": ("DynamicOutputShapeException", ("torch._subclasses.fake_tensor",)),
     "UnsupportedFakeTensor": ("UnsupportedFakeTensorException", ("torch._subclasses.fake_tensor",)),
     "UnsupportedOperator": ("UnsupportedOperatorException", ("torch._subclasses.fake_tensor",)),
+    # what a rank moves and computes
+    "CommDebugMode": ("CommDebugMode", ("torch.distributed.tensor.debug",)),
+    "flop_registry": ("flop_registry", ("torch.utils.flop_counter",)),
 }
 
 

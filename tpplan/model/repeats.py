@@ -8,16 +8,48 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 # Attributes that tell a layer its place; they select cache slots and nothing else.
 POSITION_ATTRIBUTES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_number", "block_idx"})
 
 
+@dataclass
+class Repeats:
+    """Which layers did not run, filled while the model runs.
+
+    first: name of a layer that did not run -> name of the layer whose result stood for its own. indices: its place in
+    the cache -> that layer's place. running: names of the layers on the stack, the outermost first.
+    """
+
+    first: dict[str, str] = field(default_factory=dict)
+    indices: dict[int, int] = field(default_factory=dict)
+    running: list[str] = field(default_factory=list)
+
+    def times(self, running: tuple[str, ...]) -> int:
+        """How many layers of the model each run of this stack of layers stands for."""
+        return math.prod(1 + sum(first == name for first in self.first.values()) for name in running)
+
+    def _skip(self, name: str, layer: Any, first: str, first_layer: Any) -> None:
+        self.first[name] = first
+        for module, other in zip(layer.modules(), first_layer.modules()):
+            self.indices |= dict(zip(_positions(module), _positions(other)))
+
+    def _run_itself(self, name: str, layer: Any) -> None:
+        self.first.pop(name, None)
+        for module in layer.modules():
+            for index in _positions(module):
+                self.indices.pop(index, None)
+
+
 @contextmanager
-def run_repeats_once(model: Any, prepare: Callable[[Any, set[int]], None], *, enabled: bool = True) -> Iterator[None]:
+def run_repeats_once(
+    model: Any, prepare: Callable[[Any, set[int]], None], *, enabled: bool = True
+) -> Iterator[Repeats]:
     """Replace, while the context lasts, the forward of every layer that repeats an earlier one in its list.
 
     prepare: called as `prepare(module, skipped)` to give the modules inside `module` what they need to run, but for
@@ -26,23 +58,26 @@ def run_repeats_once(model: Any, prepare: Callable[[Any, set[int]], None], *, en
     """
     import torch
 
+    repeats = Repeats()
     skipped: set[int] = set()
     replaced = []
-    for modules in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
+    for name, modules in [
+        (n, module) for n, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)
+    ]:
         if not enabled or id(modules) in skipped:
             continue
-        results_of: dict[Any, dict[Any, Any]] = {}
-        for layer in modules:
-            signature = _signature(layer)
-            repeats = signature in results_of
-            if repeats:
+        kinds: dict[Any, tuple[str, Any, dict[Any, Any]]] = {}
+        for index, layer in enumerate(modules):
+            signature, own = _signature(layer), f"{name}.{index}"
+            first, first_layer, results = kinds.setdefault(signature, (own, layer, {}))
+            if first != own:
                 skipped.update(id(module) for module in layer.modules())
-            results = results_of.setdefault(signature, {})
+                repeats._skip(own, layer, first, first_layer)
             replaced.append((layer, vars(layer).get("forward")))
-            layer.forward = _answering(layer, results, prepare if repeats else None)
+            layer.forward = _answering(layer, own, results, prepare if first != own else None, repeats)
     prepare(model, skipped)
     try:
-        yield
+        yield repeats
     finally:
         for layer, forward in reversed(replaced):
             del layer.forward
@@ -51,7 +86,7 @@ def run_repeats_once(model: Any, prepare: Callable[[Any, set[int]], None], *, en
 
 
 def _answering(
-    layer: Any, results: dict[Any, Any], prepare: Callable[[Any, set[int]], None] | None
+    layer: Any, name: str, results: dict[Any, Any], prepare: Callable[[Any, set[int]], None] | None, repeats: Repeats
 ) -> Callable[..., Any]:
     """A forward for `layer` that answers from `results`, by the shapes of the call, and runs where there is none."""
     forward = layer.forward
@@ -61,10 +96,20 @@ def _answering(
         if call not in results:
             if prepare:
                 prepare(layer, set())
-            results[call] = forward(*args, **kwargs)
+                repeats._run_itself(name, layer)
+            repeats.running.append(name)
+            try:
+                results[call] = forward(*args, **kwargs)
+            finally:
+                repeats.running.pop()
         return results[call]
 
     return answer
+
+
+def _positions(module: Any) -> list[int]:
+    """The values of the attributes that tell a module its place."""
+    return [value for name, value in vars(module).items() if name in POSITION_ATTRIBUTES and isinstance(value, int)]
 
 
 def first_of_each_kind(model: Any) -> dict[str, list[int]]:

@@ -1,0 +1,101 @@
+"""Every tp_size that a device has, and every strategy at one size, side by side: what runs, by which repair, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tpplan.checks.subject import Subject
+from tpplan.choices import Depth, Optimize, Strategy
+from tpplan.costs import Costs, costs_of, whole_usage
+from tpplan.diagnostics import Verdict
+from tpplan.planner import Repair, repair
+from tpplan.targets import resolve
+from tpplan.usage import Usage
+
+UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One plan that was tried: the model's own, or repaired. costs: None where its shapes stage did not pass."""
+
+    repair: Repair
+    costs: Costs | None
+
+    @property
+    def tp_size(self) -> int:
+        return self.repair.judgement.subject.sharding.tp_size
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.repair.judgement.report().verdict
+
+    def to_dict(self) -> dict:
+        """Plain values: the verdict, how the plan was repaired and why, what it costs, and what stands against it."""
+        report = self.repair.report()
+        costs = self.costs.to_dict() if self.costs else dict.fromkeys(("bytes_per_rank", "memory"))
+        return {
+            "tp_size": self.tp_size,
+            "ep_size": self.repair.judgement.subject.sharding.ep_size,
+            "verdict": str(self.verdict),
+            "strategy": str(self.repair.strategy) if self.repair.overrides else None,
+            "overrides": self.repair.overrides,
+            "repairs": [
+                {"block": attempt.block, "reason": attempt.reason, "change": attempt.describe()}
+                for attempt in self.repair.attempts
+            ],
+            "stages": {name: stage.to_dict() for name, stage in report.stages.items()},
+            "diagnostics": [diagnostic.to_dict() for diagnostic in report.diagnostics],
+            **costs,
+        }
+
+
+def all_sizes(
+    subject: Subject, tp_sizes: Iterable[int] = (), strategy: Strategy = Strategy.REPLICATE, depth: Depth = Depth.SHAPES
+) -> list[Candidate]:
+    """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending."""
+    whole = None if subject.training else whole_usage(subject.spec)
+    sizes = sorted(set(tp_sizes)) or resolve(subject.device).host_counts or UNLIMITED
+    return [_candidate(_at(subject, size), strategy, depth, whole) for size in sizes]
+
+
+def all_strategies(subject: Subject, depth: Depth = Depth.NUMERICS) -> list[Candidate]:
+    """A candidate for each strategy that leads to another plan; one alone where the model needs no override."""
+    whole = None if subject.training else whole_usage(subject.spec)
+    candidates: list[Candidate] = []
+    for strategy in Strategy:
+        made = _candidate(subject, strategy, depth, whole)
+        if made.repair.overrides not in [other.repair.overrides for other in candidates]:
+            candidates.append(made)
+    return candidates
+
+
+def best(candidates: Iterable[Candidate], optimize: Optimize) -> Candidate | None:
+    """The candidate that passes with the fewest bytes on a rank, or with the least to wait for; None where none passes.
+
+    memory: parameters and cache. latency: calls of collectives for a token, then the bytes that they complete, then
+    FLOPs: at a small batch each call is a wait for all ranks.
+    """
+    passing = [candidate for candidate in candidates if candidate.verdict is Verdict.PASS and candidate.costs]
+    weigh = _bytes_held if optimize is Optimize.MEMORY else _waits
+    return min(passing, key=weigh, default=None)
+
+
+def _bytes_held(candidate: Candidate) -> tuple[int, ...]:
+    return (candidate.costs.memory.held, *_waits(candidate))
+
+
+def _waits(candidate: Candidate) -> tuple[int, ...]:
+    usage = candidate.costs.usage
+    calls = sum(collective.count for collective in usage.collectives)
+    return calls, sum(collective.bytes for collective in usage.collectives), usage.flops
+
+
+def _candidate(subject: Subject, strategy: Strategy, depth: Depth, whole: Usage | None) -> Candidate:
+    repaired = repair(subject, strategy, depth)
+    return Candidate(repair=repaired, costs=costs_of(repaired.judgement, whole))
+
+
+def _at(subject: Subject, tp_size: int) -> Subject:
+    return replace(subject, sharding=replace(subject.sharding, tp_size=tp_size))

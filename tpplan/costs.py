@@ -1,0 +1,129 @@
+"""What a plan costs a rank: bytes of parameters and cache against the memory of a device, collectives, FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report
+from tpplan.judge import Judgement
+from tpplan.model.config import ModelSpec, config_value, text_config
+from tpplan.model.skeleton import Sharding
+from tpplan.targets import resolve
+from tpplan.units import gib
+from tpplan.usage import Usage, measure
+
+LONGEST = 4096  # tokens, where the caller names no length and the model takes as many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """share: parameter bytes. memory: what else a rank holds, and what its device has. usage: what it moves and computes."""
+
+    share: BytesPerRank
+    memory: Memory
+    usage: Usage
+
+    def to_dict(self) -> dict:
+        """Bytes, and per token the collectives (bytes of the tensors that they complete) and FLOPs of one rank."""
+        usage = self.usage
+        return {
+            "bytes_per_rank": self.share.to_dict(),
+            "memory": self.memory.to_dict(),
+            "layers": usage.layers,
+            "collectives": [
+                {"kind": c.kind, "in_layers": c.in_layers, "count": c.count, "bytes_per_token": c.bytes}
+                for c in usage.collectives
+            ],
+            "flops_per_token": usage.flops or None,
+            "not_measured": usage.not_run,
+        }
+
+
+def costs_of(judgement: Judgement, whole: Usage | None = None) -> Costs | None:
+    """The costs of a plan whose shapes stage passed; None where it did not.
+
+    whole: the use of the unsharded model, where it is at hand from another size.
+    """
+    subject, share = judgement.subject, judgement.share
+    if share is None or not (judgement.outcome and judgement.outcome.passed):
+        return None
+    usage = measure(subject.spec, subject.sharding)
+    if not usage.not_run and not subject.training:
+        whole = whole or whole_usage(subject.spec)
+    return Costs(share=share, memory=_memory(subject, share, usage, whole), usage=usage)
+
+
+def whole_usage(spec: ModelSpec) -> Usage:
+    """The use of the unsharded model."""
+    return measure(spec, Sharding(tp_size=1))
+
+
+def is_asked_for(subject: Subject) -> bool:
+    """Whether a check weighs memory: the device's is known, or the caller named a batch or a length."""
+    return bool(subject.batch or subject.max_length or resolve(subject.device).hbm_bytes)
+
+
+def with_memory(report: Report, judgement: Judgement) -> Report:
+    """The report with what a rank holds, and an error or a warning where that does not fit its device."""
+    costs = costs_of(judgement) if is_asked_for(judgement.subject) else None
+    if costs is None:
+        return report
+    found = tuple(_memory_diagnostics(judgement.subject, costs))
+    return replace(report, memory=costs.memory, diagnostics=(*found, *report.diagnostics))
+
+
+def _memory(subject: Subject, share: BytesPerRank, usage: Usage, whole: Usage | None) -> Memory:
+    batch, length = subject.batch or 1, subject.max_length or _length(subject.spec)
+    measured = not usage.not_run
+    serves = measured and not subject.training
+    return Memory(
+        batch=batch,
+        max_length=length,
+        parameters=share.parameters,
+        cache=usage.cache_bytes(batch, length) if serves else None,
+        cache_even=-(-whole.cache_bytes(batch, length) // subject.sharding.tp_size) if serves and whole else None,
+        gradients=share.parameters if subject.training else 0,
+        activations=usage.activations * batch * length if measured else None,
+        hbm=resolve(subject.device).hbm_bytes,
+    )
+
+
+def _length(spec: ModelSpec) -> int:
+    known = config_value(text_config(spec.config), "max_position_embeddings")
+    return min(known, LONGEST) if isinstance(known, int) and known > 0 else LONGEST
+
+
+def _memory_diagnostics(subject: Subject, costs: Costs) -> Iterator[Diagnostic]:
+    memory, place = costs.memory, Place(file=subject.spec.source.name)
+    if costs.usage.not_run and not subject.training:
+        yield Diagnostic(
+            code="TPP342",
+            message="the KV cache and the activations of a rank could not be measured and are not counted",
+            where=place,
+            evidence=costs.usage.not_run,
+        )
+    if memory.hbm is None or memory.fits:
+        return
+    sums = f"parameters {gib(memory.parameters)}"
+    sums += f" + KV cache {gib(memory.cache)} ({memory.batch} x {memory.max_length} tokens)" if memory.cache else ""
+    sums += f" + gradients {gib(memory.gradients)}" if memory.gradients else ""
+    over = memory.held - memory.hbm
+    if over > 0:
+        yield Diagnostic(
+            code="TPP340",
+            message=f"a rank holds {gib(memory.held)} and {subject.device} has {gib(memory.hbm)} a device",
+            where=place,
+            evidence=f"{sums}; {gib(over)} too much",
+            fix=f"tpplan sizes {subject.spec.source.name} --device {subject.device} shows the sizes that fit",
+        )
+    else:
+        yield Diagnostic(
+            code="TPP341",
+            message=f"{gib(-over)} are left on {subject.device} for activations, which may need "
+            f"{gib(memory.activations or 0)} (an estimate)",
+            where=place,
+            evidence=f"{sums} of {gib(memory.hbm)}; estimate: all tensors of the largest layer for "
+            f"{memory.batch} x {memory.max_length} tokens at once",
+        )

@@ -1,0 +1,125 @@
+"""Candidates as tables for people: one row a tp_size, or one row a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tpplan.candidates import Candidate
+from tpplan.diagnostics import Memory, Verdict
+from tpplan.report import VERDICT_STYLE
+from tpplan.units import gib
+from tpplan.usage import Usage
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+COSTS = ("parameters", "whole", "KV cache", "fits", "a layer, each token", "TFLOPs")
+
+
+def sizes_table(candidates: Sequence[Candidate]) -> Table:
+    """One row for each tp_size, ascending."""
+    from rich.text import Text
+
+    table = _table("tp_size", "verdict", "repair")
+    for candidate in candidates:
+        verdict = Text(str(candidate.verdict), style=VERDICT_STYLE[candidate.verdict])
+        table.add_row(str(candidate.tp_size), verdict, _repair(candidate), *_costs(candidate))
+    return table
+
+
+def strategies_table(candidates: Sequence[Candidate], chosen: Candidate) -> Table:
+    """One row for each strategy, the one that became the plan marked."""
+    from rich.text import Text
+
+    table = _table("", "strategy", "verdict")
+    for candidate in candidates:
+        strategy = str(candidate.repair.strategy) if candidate.repair.overrides else "the model's own plan"
+        verdict = Text(str(candidate.verdict), style=VERDICT_STYLE[candidate.verdict])
+        table.add_row("*" if candidate is chosen else "", strategy, verdict, *_costs(candidate))
+    return table
+
+
+def notes(candidates: Iterable[Candidate]) -> str:
+    """What the columns mean, for which cache, and why a size fails, one line each."""
+    lines = []
+    memory = next((c.costs.memory for c in candidates if c.costs), None)
+    if memory and memory.cache is not None:
+        lines.append(f"KV cache: static, {memory.batch} x {memory.max_length} tokens; in brackets an even split of it")
+    if any(c.costs and c.costs.usage.collectives for c in candidates):
+        lines.append(
+            "a layer, each token: collectives on one rank and bytes of the tensors that they complete, on average"
+        )
+    for candidate in candidates:
+        report = candidate.repair.report()
+        if candidate.verdict is not Verdict.PASS:
+            first = (
+                report.errors[0].message
+                if report.errors
+                else "; ".join(stage.reason for stage in report.stages.values() if stage.reason)
+            )
+            lines.append(f"tp_size {candidate.tp_size}: {first}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _table(*first: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (*first, *COSTS):
+        right = name in ("tp_size", "parameters", "whole", "KV cache", "TFLOPs")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name != "repair")
+    return table
+
+
+def _costs(candidate: Candidate) -> tuple[Text | str, ...]:
+    costs = candidate.costs
+    if costs is None:
+        return ("",) * len(COSTS)
+    share, memory, usage = costs.share, costs.memory, costs.usage
+    whole = f"{share.whole / share.parameters:.0%}" if share.parameters else ""
+    flops = f"{usage.flops / 1e12:.3f}" if usage.flops else ""
+    return gib(share.parameters), whole, _cache(memory), _fits(memory), _in_a_layer(usage), flops
+
+
+def _repair(candidate: Candidate) -> str:
+    """What is overridden and why; blocks that differ in nothing but their layers are one already."""
+    return "; ".join(
+        f"{attempt.block or 'the model'}: {attempt.reason}, {attempt.describe()}"
+        + (f" ({candidate.repair.strategy})" if attempt.overrides else "")
+        for attempt in candidate.repair.attempts
+    )
+
+
+def _cache(memory: Memory) -> str:
+    if memory.cache is None:
+        return ""
+    even = f" ({gib(memory.cache_even)})" if memory.cache_even not in (None, memory.cache) else ""
+    return f"{gib(memory.cache)}{even}"
+
+
+def _fits(memory: Memory) -> Text | str:
+    from rich.text import Text
+
+    if memory.hbm is None:
+        return ""
+    left = memory.hbm - memory.held
+    if left < 0:
+        return Text.assemble(("no", "bold red"), f", {gib(-left)} over")
+    word = ("yes", "bold green") if memory.fits else ("maybe", "bold yellow")
+    return Text.assemble(word, f", {gib(left)} free")
+
+
+def _in_a_layer(usage: Usage) -> str:
+    inside = [collective for collective in usage.collectives if collective.in_layers]
+    if not usage.layers:
+        return ""
+    return (
+        ", ".join(
+            f"{collective.count / usage.layers:.3g} {collective.kind} {collective.bytes / usage.layers / 1024:.4g} KiB"
+            for collective in inside
+        )
+        or "none"
+    )
