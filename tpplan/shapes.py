@@ -69,7 +69,7 @@ class Outcome:
 
 
 def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False) -> Outcome:
-    """Shard and run the model as the first and as the last rank (uneven shards differ), stopping at a failure.
+    """Shard and run the model as the first rank, and as the last where shards are uneven, stopping at a failure.
 
     training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
     In the spec's dtype; in bfloat16 where the unsharded model cannot run in that, for some kernels take no other.
@@ -83,39 +83,40 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
 
 def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> Outcome:
     started = time.perf_counter()
-    ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
-    local_sizes: dict[str, int] = {}
-    width, head_rows, entered = None, None, frozenset()
-    for rank in ranks:
-        run = _run_rank(spec, sharding, rank, training, every_layer)
-        if rank == 0:
-            local_sizes, entered = run.local_sizes, run.entered
-            width, head_rows = run.logits_width, run.head_rows
-        if run.stop:
-            reason, needs_weights = _why_not_run(spec, run.stop, training, every_layer)
-            return Outcome(
-                ranks=ranks,
-                stop=None if reason else run.stop,
-                not_run=reason,
-                needs_weights=needs_weights,
-                local_sizes=local_sizes,
-                seconds=_since(started),
-            )
-    whole_width = None if width in (None, head_rows) else _run_whole(spec, training, every_layer)[1]
+    first = _run_rank(spec, sharding, 0, training, every_layer)
+    ranks, stop = (0,), first.stop
+    if stop is None and sharding.tp_size > 1 and (first.uneven or sharding.ep_size):
+        ranks = (0, sharding.tp_size - 1)
+        stop = _run_rank(spec, sharding, ranks[-1], training, every_layer).stop
+    local_sizes, width = first.local_sizes, first.logits_width
+    if stop:
+        reason, needs_weights = _why_not_run(spec, stop, training, every_layer)
+        return Outcome(
+            ranks=ranks,
+            stop=None if reason else stop,
+            not_run=reason,
+            needs_weights=needs_weights,
+            local_sizes=local_sizes,
+            seconds=_since(started),
+        )
+    whole_width = None if width in (None, first.head_rows) else _run_whole(spec, training, every_layer)[1]
     return Outcome(
         ranks=ranks,
         local_sizes=local_sizes,
         logits_width=width,
         whole_width=whole_width,
-        entered=entered,
+        entered=first.entered,
         seconds=_since(started),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
+    """One rank's run. uneven: whether some shard is not as large on every rank, so that other ranks' shapes differ."""
+
     stop: Stop | None
     local_sizes: dict[str, int]
+    uneven: bool = True
     logits_width: int | None = None
     head_rows: int | None = None
     entered: frozenset[str] = frozenset()
@@ -128,11 +129,13 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
             model = shard(model, sharding)
         except Exception as error:  # whatever Transformers raises here, from_pretrained would raise
             return _Run(stop=_stop(rank, Phase.SHARDING, None, error), local_sizes={})
-        local_sizes = _local_sizes(model)
+        local_sizes, uneven = _local_sizes(model), _is_uneven(model)
         trail = Trail(model)
         stop, width = _run_model(model, spec, rank, training, every_layer, trail)
         rows = _head_rows(model)
-    return _Run(stop=stop, local_sizes=local_sizes, logits_width=width, head_rows=rows, entered=trail.entered)
+    return _Run(
+        stop=stop, local_sizes=local_sizes, uneven=uneven, logits_width=width, head_rows=rows, entered=trail.entered
+    )
 
 
 def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> tuple[str, bool]:
@@ -280,6 +283,18 @@ def _local_sizes(model: Any) -> dict[str, int]:
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         sizes[name] = local.numel()
     return sizes
+
+
+def _is_uneven(model: Any) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(
+        parameter.shape[placement.dim] % parameter.device_mesh.size(axis)
+        for parameter in model.parameters()
+        if isinstance(parameter, DTensor)
+        for axis, placement in enumerate(parameter.placements)
+        if placement.is_shard()
+    )
 
 
 def _stop(rank: int, phase: Phase, module: str | None, error: Exception) -> Stop:

@@ -48,11 +48,12 @@ class AttentionBlock:
 
 def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock]:
     """Every module that holds query and key/value projections as linear layers, and has heads of a known width."""
+    shared = config_value(text_config(config), "head_dim")
     for name, module in skeleton.model.named_modules():
         linear = dict(_linear_children(module))
         queries = [key for key in linear if key in QUERY]
         keys_values = [key for key in linear if key in KEY_VALUE]
-        head_dim = _head_dim(module, config)
+        head_dim = _head_dim(module, shared)
         if not (queries and keys_values and head_dim):
             continue
         yield AttentionBlock(
@@ -90,11 +91,11 @@ def _name_of(block: Any, name: str, key: str) -> str:
     return f"{name}.{key}.linear" if hasattr(getattr(block, key), "linear") else f"{name}.{key}"
 
 
-def _head_dim(module: Any, config: Any) -> int | None:
+def _head_dim(module: Any, shared: Any) -> int | None:
+    """The module's own, or the one of the config."""
     own = getattr(module, "head_dim", None)
     if isinstance(own, int):
         return own
-    shared = config_value(text_config(config), "head_dim")
     return shared if isinstance(shared, int) else None
 
 
