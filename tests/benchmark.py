@@ -2,7 +2,10 @@
 
 For each model: wall time of `tpplan check` in a new process over the wall time of a new process that only imports torch
 and Transformers, its peak memory, and the same at twice the ranks. Then, in one process that has imported both
-libraries: wall time of the library call, and of running every layer instead of one of each kind.
+libraries: wall time of the library call, and of running every layer instead of one of each kind. Last, wall time of
+`tpplan sizes` of a 70B model, over that of one check of it.
+
+GLM-4-9B passes at 2 ranks and fails at 4, where a check also looks for a repair and for sizes that work.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from pathlib import Path
 
 REPEATS = 3
 MODELS = {
-    ("GLM-4-9B-0414", 4): {
+    ("GLM-4-9B-0414", 2): {
         "model_type": "glm4",
         "architectures": ["Glm4ForCausalLM"],
         "hidden_size": 4096,
@@ -29,6 +32,17 @@ MODELS = {
         "head_dim": 128,
         "vocab_size": 151552,
         "attention_bias": True,
+        "dtype": "bfloat16",
+    },
+    ("Llama-3.1-70B", 4): {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
         "dtype": "bfloat16",
     },
     ("Llama-3.1-405B", 8): {
@@ -86,6 +100,7 @@ def main() -> None:
             (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
             _check(name, str(path), tp_size, baseline)
             _in_process(str(path), tp_size)
+        _sizes(str(Path(directory) / "Llama-3.1-70B"))
 
 
 def _check(name: str, path: str, tp_size: int, baseline: float) -> None:
@@ -103,6 +118,12 @@ def _in_process(path: str, tp_size: int) -> None:
     first, second, some, every, same = json.loads(output)
     print(f"  library call, libraries imported: {first:.2f} s the first time, {second:.2f} s the second")
     print(f"  shapes: {some:.2f} s, every layer {every:.2f} s, {every / some:.1f} x; same outcome: {same}")
+
+
+def _sizes(path: str) -> None:
+    one = _run([sys.executable, "-m", "tpplan", "check", path, "--tp-size", "8"])[0]
+    every, memory = _run([sys.executable, "-m", "tpplan", "sizes", path])
+    print(f"Llama-3.1-70B: sizes 1 to 16 {every:.2f} s, {every / one:.1f} x one check, peak {memory / 2**20:.2f} GiB")
 
 
 def _run(command: list[str]) -> tuple[float, int]:
