@@ -124,13 +124,17 @@ def verify(
     strategy: str = "replicate",
     miniature: bool = False,
     timeout: float = 600,
+    nnodes: int = 1,
+    node_rank: int = 0,
+    rdzv_endpoint: str | None = None,
     **options: Unpack[Options],
 ) -> Report:
-    """The report of a real sharded load on this host: tp_size ranks under torchrun load, run and generate.
+    """The report of a real sharded load: tp_size ranks under torchrun load, run and generate.
 
     A plan is launched as it is, a model with its repaired plan. The ranks' logits, tokens and gradients are compared
     with the unsharded model where that fits into memory. miniature: launch a small model of the same structure even
-    where there are weights. timeout: seconds for all processes together. Other arguments as in `check` and `plan`.
+    where there are weights. timeout: seconds for all processes together. nnodes, node_rank, rdzv_endpoint (`host:port`): as
+    torchrun's, for a call on each of several hosts. Other arguments as in `check` and `plan`.
 
     Raises InputError for what cannot be read, PlanError for a model that no plan serves.
     """
@@ -138,7 +142,15 @@ def verify(
     from tpplan.request import Request
 
     request = Request(what=model_or_plan, tp_size=tp_size, **options)
-    return launch(request, strategy=strategy, miniature=miniature, timeout=timeout)
+    return launch(
+        request,
+        strategy=strategy,
+        miniature=miniature,
+        timeout=timeout,
+        nnodes=nnodes,
+        node_rank=node_rank,
+        rdzv_endpoint=rdzv_endpoint,
+    )
 
 
 def check_request(request: Request, depth: str) -> Report:
