@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 
 OLDEST_TRANSFORMERS = (5, 19)
+FSDP_ONLY_WHERE_ASKED = (5, 20)  # before, `ep_size` alone wrapped the model in FSDP
+FULLY_SHARD = "apply_fully_sharded_data_parallelism"
+METHODS = ("prepare_distribute_model", "maybe_distribute_model")
 PACKAGES = ("torch", "transformers", "accelerate", "torch_tpu")
 
 # name here -> the attribute and the modules that have held it, newest first; the comment says who uses it.
@@ -69,6 +75,21 @@ def has_uneven_gather() -> bool:
     return transformers_version() >= (5, 21)
 
 
+@contextmanager
+def no_sharding_over_one_rank() -> Iterator[None]:
+    """Leave out FSDP, which 5.19 puts around a model with dispatched experts though no rank shares its parameters.
+
+    Over one rank it moves nothing and divides gradients by 1. It refuses weights that are not there (it wants every
+    parameter materialized, layers included that are not run) and resizes storages that a simulated rank does not have.
+    """
+    if transformers_version() >= FSDP_ONLY_WHERE_ASKED:
+        yield
+        return
+    module = importlib.import_module(internals().mixin.__module__)
+    with mock.patch.object(module, FULLY_SHARD, lambda model, mesh: model):
+        yield
+
+
 @cache
 def internals() -> SimpleNamespace:
     """Every internal that tpplan relies on, by the names of PROBES.
@@ -82,7 +103,7 @@ def internals() -> SimpleNamespace:
             found[name] = getattr(holders[0], attribute)
         else:
             missing.append(f"{modules[0]}.{attribute}")
-    for method in ("prepare_distribute_model", "maybe_distribute_model"):
+    for method in METHODS:
         if "mixin" in found and not hasattr(found["mixin"], method):
             missing.append(f"DistributedMixin.{method}")
     if missing:

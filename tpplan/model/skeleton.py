@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
-from tpplan.model.internals import internals
+from tpplan.model.internals import internals, no_sharding_over_one_rank
 from tpplan.model.quiet import quiet
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def shard(model: Any, sharding: Sharding) -> Any:
     """
     from transformers import DistributedConfig
 
-    with quiet():
+    with quiet(), no_sharding_over_one_rank():
         config, _, mesh = type(model).prepare_distribute_model(DistributedConfig(**sharding.arguments()))
         model = type(model).maybe_distribute_model(model, config, mesh)
         tie(model)
