@@ -109,10 +109,11 @@ def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
     stop = outcome.stop
     assert stop is not None
     where = f" in {stop.module}" if stop.module and stop.phase is not Phase.BACKWARD else ""
+    rank = "" if stop.rank is None else f"rank {stop.rank} of "
     after = f"; the last module to get its gradient was {stop.module}" if stop.phase is Phase.BACKWARD else ""
     return Diagnostic(
         code=PHASE_CODES[stop.phase],
-        message=f"{PHASE_WORDS[stop.phase]}{where} on rank {stop.rank} of {subject.sharding.tp_size}{after}",
+        message=f"{PHASE_WORDS[stop.phase]}{where} on {rank}{subject.sharding.tp_size}{' ranks' * (not rank)}{after}",
         where=Place(file=subject.spec.source.name, module=stop.module),
         evidence=stop.error,
     )

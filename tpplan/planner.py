@@ -43,10 +43,13 @@ class Repair:
         tried = [attempt.block or "the model" for attempt in (*self.attempts, *self.refused)]
         if self.judgement.passed or not tried:
             return report
+        lacking = ""
+        if self.judgement.subject.training and GRADIENTS_WHOLE not in known_styles():
+            lacking = f"; this Transformers has no style {GRADIENTS_WHOLE}, which alone keeps whole gradients as they are"
         verdict = Diagnostic(
             code="TPP405",
             message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
-            evidence=f"strategy {self.strategy} was tried on {', '.join(dict.fromkeys(tried))}",
+            evidence=f"strategy {self.strategy} was tried on {', '.join(dict.fromkeys(tried))}{lacking}",
         )
         return replace(report, diagnostics=(verdict, *report.diagnostics))
 

@@ -64,8 +64,8 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
 
 
 def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
-    """Experts sharded by the model's expert plan. For inference only: the simulation has no backward for it."""
-    if subject.training or subject.sharding.ep_size or subject.sharding.tp_size == 1:
+    """Experts sharded by the model's expert plan."""
+    if subject.sharding.ep_size or subject.sharding.tp_size == 1:
         return
     plan = {rule: style for rule, style in subject.skeleton.expert_plan.items() if rule in subject.skeleton.rules}
     if plan:
@@ -77,7 +77,7 @@ def _for_block(subject: Subject, strategy: Strategy, module: str, reason: str) -
     yield from _single_head_whole(subject, module, reason)
     for block in _enclosing_blocks(module):
         rules = _rules_of_block(subject, block)
-        overrides = overrides_for(rules, strategy, training=subject.training)
+        overrides = _overrides(subject, rules, strategy)
         if any(_shards(style) for style in rules.values()) and overrides:
             yield Attempt(block=block, reason=reason, overrides=_with_tied_partners(subject, overrides))
 
@@ -102,7 +102,7 @@ def _experts_whole(subject: Subject) -> Iterator[Attempt]:
     """Fused experts whole on every rank: their weights are converted while they load, which sharding can disturb."""
     for block in sorted(rule for rule, style in subject.plan.items() if style == "moe_tp_experts"):
         inside = {rule: style for rule, style in subject.plan.items() if rule == block or rule.startswith(f"{block}.")}
-        overrides = overrides_for(inside, Strategy.REPLICATE, training=subject.training)
+        overrides = _overrides(subject, inside, Strategy.REPLICATE)
         if block in subject.skeleton.rules and overrides:
             yield Attempt(block=block, reason="loading it sharded fails", overrides=overrides)
 
@@ -111,11 +111,10 @@ def _uneven_gathers_whole(subject: Subject) -> Iterator[Attempt]:
     """Projections whose gathered output does not divide, which Transformers before 5.21 refuses, whole on every rank."""
     overrides = {}
     for rule in uneven_gathers(subject):
-        overrides |= overrides_for({rule: subject.plan[rule]}, Strategy.REPLICATE, training=subject.training)
-    usable = {rule: style for rule, style in overrides.items() if style in known_styles()}
-    if usable:
+        overrides |= _overrides(subject, {rule: subject.plan[rule]}, Strategy.REPLICATE)
+    if overrides:
         reason = "its output does not divide"
-        yield Attempt(block=", ".join(usable), reason=reason, overrides=_with_tied_partners(subject, usable))
+        yield Attempt(block=", ".join(overrides), reason=reason, overrides=_with_tied_partners(subject, overrides))
 
 
 def _for_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Iterator[Attempt]:
@@ -130,6 +129,10 @@ def _for_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Itera
             overrides[wildcard(module)] = style
     if overrides:
         yield Attempt(block=", ".join(sorted(overrides)), reason="its gradients are wrong", overrides=overrides)
+
+
+def _overrides(subject: Subject, rules: dict[str, str], strategy: Strategy) -> dict[str, str]:
+    return overrides_for(rules, strategy, training=subject.training, styles=known_styles())
 
 
 def _enclosing_blocks(module: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from tpplan.model.internals import internals
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
-from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
+from tpplan.model.skeleton import Sharding, build_on_meta, sends_tokens, shard, tie
 from tpplan.model.trail import Trail
 
 SEQUENCE = 12
@@ -31,9 +31,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Where a run stopped. module: the innermost module whose forward did not return. error: torch's own words."""
+    """Where a run stopped. rank: None where all ranks ran together. module: the innermost module whose forward did not
+    return. error: torch's own words."""
 
-    rank: int
+    rank: int | None
     phase: Phase
     module: str | None
     error: str
@@ -78,22 +79,22 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     if not outcome.not_run or outcome.needs_weights or spec.dtype == FALLBACK_DTYPE:
         return outcome
     second = _run_ranks(replace(spec, dtype=FALLBACK_DTYPE), sharding, training, every_layer)
-    return outcome if second.not_run else second
+    return second if second.needs_weights or not second.not_run else outcome
 
 
 def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> Outcome:
     started = time.perf_counter()
-    first = _run_rank(spec, sharding, 0, training, every_layer)
-    ranks, stop = (0,), first.stop
-    if stop is None and sharding.tp_size > 1 and (first.uneven or sharding.ep_size):
+    run = first = _run_rank(spec, sharding, 0, training, every_layer)
+    ranks = (0,)
+    if run.stop is None and sharding.tp_size > 1 and (first.uneven or sharding.ep_size):
         ranks = (0, sharding.tp_size - 1)
-        stop = _run_rank(spec, sharding, ranks[-1], training, every_layer).stop
+        run = _run_rank(spec, sharding, ranks[-1], training, every_layer)
     local_sizes, width = first.local_sizes, first.logits_width
-    if stop:
-        reason, needs_weights = _why_not_run(spec, stop, training, every_layer)
+    if run.stop:
+        reason, needs_weights = _why_not_run(spec, run.stop, training, every_layer, run.in_dispatch)
         return Outcome(
             ranks=ranks,
-            stop=None if reason else stop,
+            stop=None if reason else run.stop,
             not_run=reason,
             needs_weights=needs_weights,
             local_sizes=local_sizes,
@@ -120,6 +121,7 @@ class _Run:
     logits_width: int | None = None
     head_rows: int | None = None
     entered: frozenset[str] = frozenset()
+    in_dispatch: bool = False  # it stopped in experts that get their tokens from other ranks, which moved none
 
 
 def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, every_layer: bool) -> _Run:
@@ -132,13 +134,22 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
         local_sizes, uneven = _local_sizes(model), _is_uneven(model)
         trail = Trail(model)
         stop, width = _run_model(model, spec, rank, training, every_layer, trail)
+        in_dispatch = bool(stop and sharding.ep_size and stop.module and sends_tokens(model, stop.module))
         rows = _head_rows(model)
     return _Run(
-        stop=stop, local_sizes=local_sizes, uneven=uneven, logits_width=width, head_rows=rows, entered=trail.entered
+        stop=stop,
+        local_sizes=local_sizes,
+        uneven=uneven,
+        logits_width=width,
+        head_rows=rows,
+        entered=trail.entered,
+        in_dispatch=in_dispatch,
     )
 
 
-def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool) -> tuple[str, bool]:
+def _why_not_run(
+    spec: ModelSpec, stop: Stop, training: bool, every_layer: bool, in_dispatch: bool
+) -> tuple[str, bool]:
     """Why the failure says nothing about tensor parallelism, empty when it does; and whether only weights are missing."""
     alone = None
     if not stop.unsupported and stop.phase is not Phase.SHARDING:
@@ -151,6 +162,8 @@ def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool)
             f"the model does not run unsharded either, in {alone.module or 'its ' + alone.phase}: {alone.error}",
             False,
         )
+    if in_dispatch:
+        return f"{stop.module} exchanges tokens between ranks, as many as only weights tell", True
     return "", False
 
 

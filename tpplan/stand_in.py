@@ -1,18 +1,22 @@
 """The shapes stage on the miniature, for models whose code looks at values that only weights can give.
 
 Routing that counts the tokens of each expert, or an indexer that selects keys, cannot run on weights without values. The
-miniature has values, the same heads, kinds of layers and remainders, and is run as one rank of the fake group at a time.
+miniature has values, the same heads, kinds of layers and remainders, and is run as one rank of the fake group at a time;
+where experts get their tokens from other ranks, which a single rank does not have, on all ranks of the simulation.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
-from tpplan.model.simulation import fill, one_thread
+from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
 from tpplan.shapes import Outcome, Phase, Stop, example_inputs, main_output, runnable
@@ -24,41 +28,70 @@ def run_stand_in(miniature: Miniature, sharding: Sharding, outcome: Outcome, *, 
     outcome: of the full model, which could not run; the sizes it found are kept, and its reason is said.
     """
     started = time.perf_counter()
-    entered: frozenset[str] = frozenset()
-    for rank in outcome.ranks:
-        with one_thread(), quiet(), fake_rank(rank, sharding.tp_size):
-            stop, entered = _run_rank(miniature, sharding, rank, training)
-        if stop:
+    run = _Run(training)
+    for rank in (None,) if sharding.ep_size else outcome.ranks:
+        with quiet():
+            run.on(rank, miniature, sharding)
+        if run.stop or run.not_run:
             break
     return replace(
         outcome,
-        stop=stop,
-        not_run="",
+        stop=run.stop,
+        not_run=f"{outcome.not_run}; and on a miniature {run.not_run}" if run.not_run else "",
         on_miniature=outcome.not_run,
-        entered=entered,
+        entered=run.entered,
         seconds=outcome.seconds + time.perf_counter() - started,
     )
 
 
-def _run_rank(
-    miniature: Miniature, sharding: Sharding, rank: int, training: bool
-) -> tuple[Stop | None, frozenset[str]]:
+class _Run:
+    """Runs the miniature, and holds where that stopped or why it says nothing, and the modules that it reached."""
+
+    def __init__(self, training: bool) -> None:
+        self._training = training
+        self.stop: Stop | None = None
+        self.not_run = ""
+        self.entered: frozenset[str] = frozenset()
+
+    def on(self, rank: int | None, miniature: Miniature, sharding: Sharding) -> None:
+        """Be this rank, or all ranks together with None."""
+        import torch
+
+        trail, phase = None, Phase.SHARDING
+        try:
+            with _sharded(rank, miniature, sharding) as model:
+                trail, phase = Trail(model), Phase.FORWARD
+                with trail.follow(self._training), torch.set_grad_enabled(self._training):
+                    output = main_output(runnable(model.train(self._training))(**example_inputs(miniature.spec)))
+                    if self._training:
+                        phase = Phase.BACKWARD
+                        output.float().sum().backward()
+        except Exception as error:  # the model's own code may raise anything
+            text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            if rank is None and raised_by_simulator(error):
+                self.not_run = f"the simulation of ranks cannot run the {phase}: {text}"
+            else:
+                self.stop = Stop(rank=rank, phase=phase, module=_where(trail, phase), error=f"on a miniature: {text}")
+        self.entered = trail.entered if trail else frozenset()
+
+
+@contextmanager
+def _sharded(rank: int | None, miniature: Miniature, sharding: Sharding) -> Iterator[Any]:
+    """The miniature as one rank of a fake group has it, or simulated on all ranks."""
     import torch
 
-    model = build_on_meta(miniature.spec, torch.float32)
-    trail, phase = Trail(model), Phase.SHARDING
-    try:
-        model = shard(model, sharding)
+    if rank is None:
+        with simulated(miniature.spec, sharding, miniature.model) as model:
+            yield model
+        return
+    with one_thread(), fake_rank(rank, sharding.tp_size):
+        model = shard(build_on_meta(miniature.spec, torch.float32), sharding)
         fill(model, miniature.model)
         tie(model)
-        phase = Phase.FORWARD
-        with trail.follow(training), torch.set_grad_enabled(training):
-            output = main_output(runnable(model.train(training))(**example_inputs(miniature.spec)))
-            if training:
-                phase = Phase.BACKWARD
-                output.float().sum().backward()
-    except Exception as error:  # the model's own code may raise anything
-        module = trail.last_gradient if phase is Phase.BACKWARD else trail.innermost
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        return Stop(rank=rank, phase=phase, module=module, error=f"on a miniature: {text}"), trail.entered
-    return None, trail.entered
+        yield model
+
+
+def _where(trail: Trail | None, phase: Phase) -> str | None:
+    if trail is None:
+        return None
+    return trail.last_gradient if phase is Phase.BACKWARD else trail.innermost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tpplan.choices import Strategy
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
@@ -17,8 +17,12 @@ GATHERED = {
 }
 
 
-def overrides_for(rules: Mapping[str, str], strategy: Strategy, *, training: bool) -> dict[str, str]:
+def overrides_for(
+    rules: Mapping[str, str], strategy: Strategy, *, training: bool, styles: Collection[str]
+) -> dict[str, str]:
     """The overrides (rule -> style) that take a block's rules to `strategy`; rules that need no change are left out.
+
+    styles: those that the installed Transformers has. A rule that would need another one keeps what it has.
 
     For training, a parameter that computes on whole activations has whole gradients on every rank, which
     `replicated_with_grad_allreduce` would sum: it gets `replicate`. At inference the two do the same, and only
@@ -35,7 +39,7 @@ def overrides_for(rules: Mapping[str, str], strategy: Strategy, *, training: boo
             continue
         elif style != whole:
             changed[rule] = whole
-    return changed
+    return {rule: style for rule, style in changed.items() if style in styles}
 
 
 def _is_gathered(style: str) -> bool:

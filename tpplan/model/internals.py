@@ -40,6 +40,7 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "clear_dtensor_caches": ("_clear_sharding_prop_cache", ("torch.distributed.tensor.debug",)),
     "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),
     "LocalTensor": ("LocalTensor", ("torch.distributed._local_tensor",)),
+    "LocalIntNode": ("LocalIntNode", ("torch.distributed._local_tensor",)),
     "LocalTensorMode": ("LocalTensorMode", ("torch.distributed._local_tensor",)),
     "FakeTensorMode": ("FakeTensorMode", ("torch._subclasses.fake_tensor",)),
     "DataDependentOutput": ("DataDependentOutputException", ("torch._subclasses.fake_tensor",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
@@ -20,13 +21,27 @@ def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
     """
     import torch
 
-    with one_thread(), fake_rank(0, sharding.tp_size):
+    with one_thread(), fake_rank(0, sharding.tp_size), _sizes_without_hints():
         model = build_on_meta(spec, torch.float32)
         with internals().LocalTensorMode(sharding.tp_size):
             model = shard(model, sharding)
             fill(model, whole)
             tie(model)
             yield model.eval()
+
+
+@contextmanager
+def _sizes_without_hints() -> Iterator[None]:
+    """Let torch ask whether a size has one value for all ranks, as it does before it assigns to an indexed tensor.
+
+    torch 2.13 asks that of every symbolic size, and the simulator's sizes lack the answer, which is no.
+    """
+    size = internals().LocalIntNode
+    if hasattr(size, "has_hint"):
+        yield
+        return
+    with mock.patch.object(size, "has_hint", lambda _: False, create=True):
+        yield
 
 
 @contextmanager

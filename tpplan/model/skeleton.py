@@ -15,6 +15,8 @@ from tpplan.model.quiet import quiet
 if TYPE_CHECKING:
     import torch
 
+DISPATCHED = "ep_dispatch_experts"  # each token travels to the ranks that hold its experts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
@@ -146,6 +148,13 @@ def shard(model: Any, sharding: Sharding) -> Any:
         model = type(model).maybe_distribute_model(model, config, mesh)
         tie(model)
     return model
+
+
+def sends_tokens(model: Any, module: str) -> bool:
+    """Whether `module`, or one around it, is experts of the expert plan that get their tokens from other ranks."""
+    parts = module.split(".")
+    around = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return any(style_of(name, model.ep_plan or {}, is_parameter=False) == DISPATCHED for name in around)
 
 
 def tie(model: Any) -> None:
