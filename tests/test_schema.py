@@ -57,7 +57,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("llama --tp-size 4", 1, "fail", ["TPP301", "TPP402"]),
         ("good.yaml", 0, "pass", ["TPP305"]),
         ("bad.yaml", 1, "fail", ["TPP206"]),
-        ("stray.yaml", 1, "fail", ["TPP201", "TPP301"]),
+        ("stray.yaml", 1, "fail", ["TPP201", "TPP207", "TPP301"]),
         ("unplanned --tp-size 2", 1, "fail", ["TPP205"]),
         ("unknown --tp-size 2", 2, "incomplete", ["TPP111"]),
         ("broken.yaml", 2, "incomplete", ["TPP102"]),

@@ -223,6 +223,18 @@ CODES: dict[str, Code] = {
         "Before 5.21 Transformers raised when a rule gathers an output whose width tp_size does not divide, as with a "
         "vocabulary of 255 on 4 ranks. From 5.21 the last rank holds a shorter slice.",
     ),
+    "TPP310": _error(
+        "experts-do-not-divide",
+        "ep_size does not divide the experts",
+        "Expert parallelism gives each rank an equal number of whole experts. Where ep_size does not divide their number, "
+        "Transformers raises while it shards the model; there are no uneven shares of experts.",
+    ),
+    "TPP311": _error(
+        "ep-size-does-not-fit",
+        "ep_size does not fit tp_size",
+        "Expert-parallel ranks are made from the fsdp_size * tp_size ranks of a DistributedConfig: ep_size must be a multiple "
+        "of tp_size and divide that product. A plan has no fsdp_size, so ep_size is tp_size, or it is left out.",
+    ),
     "TPP340": _error(
         "does-not-fit",
         "what a rank holds is more than its device has",

@@ -68,7 +68,8 @@ class Miniature:
 
     def describe(self) -> str:
         """What was changed, in one line."""
-        return ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.changes.items())
+        changes = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in self.changes.items())
+        return changes or "as large as the model"
 
 
 def make_miniature(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Miniature:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tpplan.checks.attention import attention_blocks
+from tpplan.checks.experts import experts_divide
 from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
 from tpplan.choices import Strategy
@@ -15,6 +16,9 @@ from tpplan.numerics import GradientFault, Kind
 from tpplan.shapes import Phase
 from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
+
+
+SUMS_EXPERTS = "moe_tp_experts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +72,7 @@ def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
     if subject.sharding.ep_size or subject.sharding.tp_size == 1:
         return
     plan = {rule: style for rule, style in subject.skeleton.expert_plan.items() if rule in subject.skeleton.rules}
-    if plan:
+    if plan and experts_divide(subject, subject.sharding.tp_size):
         yield Attempt(block=min(plan, key=len), reason=reason, ep_size=subject.sharding.tp_size)
 
 
@@ -100,7 +104,7 @@ def _single_head_whole(subject: Subject, module: str, reason: str) -> Iterator[A
 
 def _experts_whole(subject: Subject) -> Iterator[Attempt]:
     """Fused experts whole on every rank: their weights are converted while they load, which sharding can disturb."""
-    for block in sorted(rule for rule, style in subject.plan.items() if style == "moe_tp_experts"):
+    for block in sorted(rule for rule, style in subject.plan.items() if style == SUMS_EXPERTS):
         inside = {rule: style for rule, style in subject.plan.items() if rule == block or rule.startswith(f"{block}.")}
         overrides = _overrides(subject, inside, Strategy.REPLICATE)
         if block in subject.skeleton.rules and overrides:
@@ -145,12 +149,15 @@ def _enclosing_blocks(module: str) -> Iterator[str]:
 
 
 def _rules_of_block(subject: Subject, block: str) -> dict[str, str]:
-    """The resolved rules strictly inside a block; outside of layers only those that are not inside one.
+    """The resolved rules inside a block; outside of layers only those that are not inside one.
 
-    A block that holds whole layers is never taken whole: that would unshard the model.
+    A block that holds whole layers is never taken whole: that would unshard the model. The block's own rule counts
+    only where it sums what cut experts leave (`moe_tp_experts`): over whole experts it would sum tp_size times as much.
     """
     prefix = f"{block}." if block else ""
-    inside = {rule: style for rule, style in subject.plan.items() if rule.startswith(prefix) and rule != block}
+    inside = {rule: style for rule, style in subject.plan.items() if rule.startswith(prefix)}
+    if subject.plan.get(block) == SUMS_EXPERTS:
+        inside[block] = SUMS_EXPERTS
     return {rule: style for rule, style in inside.items() if "*" not in rule[len(prefix) :].split(".")}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Memory, Report, Status
-from tpplan.units import gib
+from tpplan.units import gib, in_one_unit
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -38,10 +38,9 @@ def as_text(report: Report) -> Text:
         text.append(f"  {_shown(stage.reason)}\n" if stage.reason else "\n")
     if report.bytes_per_rank:
         share = report.bytes_per_rank
-        text.append(
-            f"bytes    {gib(share.parameters)} of parameters a rank, {gib(share.whole)} of it whole on every rank;"
-        )
-        text.append(f" an even split is {gib(share.ideal)}\n")
+        held, whole, ideal = in_one_unit(share.parameters, share.whole, share.ideal)
+        text.append(f"bytes    {held} of parameters a rank, {whole} of it whole on every rank;")
+        text.append(f" an even split is {ideal}\n")
     if report.memory:
         text.append(memory_text(report.memory))
     text.append("verdict  ")

@@ -120,7 +120,9 @@ def _source_of_plan(plan: Plan, file: PlanFile | None, model: str | None) -> Sou
         return read_source(model)
     if _is_on_disk(plan.model.id):
         return read_source(plan.model.id)
-    return Source(name=plan.model.id, config=plan.model.config, config_file=file.path if file else None)
+    path = file.path if file else None
+    called = f"model.config of {path or 'the plan'}"
+    return Source(name=plan.model.id, config=plan.model.config, config_file=path, called=called)
 
 
 def _is_on_disk(name: str) -> bool:

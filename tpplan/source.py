@@ -23,7 +23,7 @@ class Source:
 
     name: what the user wrote. config: the parsed config.json. config_file: where it was read (None for a plan's own
     facts). directory: the model's directory, when there is one. checkpoint_keys: names of the tensors in the
-    checkpoint, or None when no checkpoint is at hand.
+    checkpoint, or None when no checkpoint is at hand. called: what people call the place where `config` stands.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Source:
     config_file: str | None = None
     directory: Path | None = None
     checkpoint_keys: frozenset[str] | None = None
+    called: str = CONFIG_NAME
 
 
 def read_source(name: str) -> Source:

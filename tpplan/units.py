@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+COUNTS = (("B", 10**9), ("M", 10**6), ("K", 10**3), ("", 1))
+
 
 def gib(size: int) -> str:
     """Bytes as GiB, or as MiB where that would show as nothing."""
@@ -11,3 +14,22 @@ def gib(size: int) -> str:
 def one_line(error: BaseException, limit: int = 500) -> str:
     """An exception of another library as one line of evidence: its type and the first `limit` characters it says."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:limit]}"
+
+
+def in_one_unit(*sizes: int) -> list[str]:
+    """Bytes in the unit that fits the largest of them, so that one line can be compared by eye."""
+    name, unit = _unit_of(max(sizes), BYTES)
+    return [f"under 0.01 {name}" if 0 < size < unit / 100 else _decimal(size, name, unit, " ") for size in sizes]
+
+
+def count(number: int) -> str:
+    """A number of parameters, in thousands (K), millions (M) or billions (B) as fits."""
+    return _decimal(number, *_unit_of(number, COUNTS))
+
+
+def _unit_of(number: int, units: tuple[tuple[str, int], ...]) -> tuple[str, int]:
+    return next((pair for pair in units if number >= pair[1]), units[-1])
+
+
+def _decimal(number: int, name: str, unit: int, space: str = "") -> str:
+    return f"{number}{space}{name}" if unit == 1 else f"{number / unit:.2f}{space}{name}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpplan.checks.config import check_defaults, check_facts, check_quantization
+from tpplan.checks.experts import check_ep_size, check_experts_divide
 from tpplan.checks.heads import check_heads
 from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partners
-from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles
+from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles, with_names_mended
 from tpplan.checks.subject import Subject
 from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu
 from tpplan.checks.widths import check_gathered_widths
 from tpplan.diagnostics import Diagnostic
 
 # With an error from one of these, Transformers rejects the plan before it cuts anything.
-REJECTING = (check_plan_exists, check_rule_names, check_styles)
+REJECTING = (check_plan_exists, check_rule_names, check_styles, check_ep_size, check_experts_divide)
 EXPLAINING = (
     check_facts,
     check_defaults,
@@ -30,13 +31,13 @@ EXPLAINING = (
 
 
 def rejections(subject: Subject) -> list[Diagnostic]:
-    """Errors in the rules themselves, for which Transformers refuses the plan or never looks a rule up."""
+    """Errors in the plan itself, for which Transformers refuses it or never looks a rule up."""
     return list(_run(subject, REJECTING))
 
 
 def findings(subject: Subject) -> list[Diagnostic]:
-    """Everything the other checks say about a plan that Transformers accepts."""
-    return list(_run(subject, EXPLAINING))
+    """Everything the other checks say; names that match nothing are taken for what was meant."""
+    return list(_run(with_names_mended(subject), EXPLAINING))
 
 
 def _run(subject: Subject, checks: tuple) -> Iterator[Diagnostic]:

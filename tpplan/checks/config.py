@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.config import changed_facts, config_value, defaulted, text_config, text_config_name
+from tpplan.model.config import changed_facts, config_value, defaulted, text_config, text_config_place
 
 HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")
 
@@ -39,7 +39,7 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
             continue
         yield Diagnostic(
             code="TPP307",
-            message=f"{field} is not in {text_config_name(subject.spec.config)}, and the class default {value} counts",
+            message=f"{field} is not in {text_config_place(subject.spec)}, and the class default {value} counts",
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence=f"{type(config).__name__}.{field} = {value}",
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from tpplan.checks.attention import AttentionBlock, Projection, attention_blocks
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.config import config_value, text_config, text_config_name
+from tpplan.model.config import config_value, text_config, text_config_place
 from tpplan.model.skeleton import wildcard
 from tpplan.styles import Flow
 
@@ -35,7 +35,9 @@ def dividing_sizes(subject: Subject) -> list[int]:
         for projection in (*block.queries, *block.keys_values)
         if subject.style(projection.name).leaves is Flow.CUT
     ]
-    sizes = range(1, subject.sharding.tp_size)
+    # A larger size than there are heads cuts one in any case, so the search is over sizes up to the fewest heads.
+    fewest = min((projection.heads for projection in cut), default=subject.sharding.tp_size)
+    sizes = range(1, min(subject.sharding.tp_size, fewest + 1))
     return [size for size in sizes if not _any_splits(cut, size) and (cut or size & (size - 1) == 0)]
 
 
@@ -69,5 +71,5 @@ def _source(subject: Subject, what: str, heads: int) -> str:
     field = "num_key_value_heads" if what == "key/value" else "num_attention_heads"
     config = text_config(subject.spec.config)
     if config_value(config, field) == heads:
-        return f"{field} = {heads} ({text_config_name(subject.spec.config)})"
+        return f"{field} = {heads} ({text_config_place(subject.spec)})"
     return f"{heads} {what} heads in these layers"

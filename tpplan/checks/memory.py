@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from tpplan.checks.experts import experts_divide
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place
 from tpplan.model.skeleton import wildcard
-from tpplan.units import gib
+from tpplan.units import count, in_one_unit
 
 # A rank that holds more than this many times the ideal share is told what it holds whole.
 WORTH_SAYING = 1.5
@@ -36,17 +37,18 @@ def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Di
         if local == full:
             by_rule[wildcard(name)] += local
     largest = sorted(by_rule.items(), key=lambda item: (-item[1], item[0]))
-    listed = ", ".join(f"{rule} {gib(size)}" for rule, size in largest[:LISTED])
     more = f", and {len(largest) - LISTED} more" if len(largest) > LISTED else ""
     elements = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
     total = sum(elements.values())
+    whole, whole_of, *sizes = in_one_unit(share.whole, total, *(size for _, size in largest[:LISTED]))
+    listed = ", ".join(f"{rule} {size}" for (rule, _), size in zip(largest, sizes))
     itemsize = _itemsize(subject)
     yield Diagnostic(
         code="TPP305",
-        message=f"every rank holds {_billions(share.parameters, itemsize)} of {_billions(total, itemsize)} parameters, "
+        message=f"every rank holds {count(share.parameters // itemsize)} of {count(total // itemsize)} parameters, "
         f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
         where=Place(file=subject.spec.source.name),
-        evidence=f"whole on every rank: {gib(share.whole)} of {gib(total)} ({share.whole / total:.0%}): {listed}{more}",
+        evidence=f"whole on every rank: {whole} of {whole_of} ({share.whole / total:.0%}): {listed}{more}",
         fix=_fix(subject, largest[0][0]),
     )
 
@@ -68,13 +70,10 @@ def _itemsize(subject: Subject) -> int:
 def _fix(subject: Subject, largest: str) -> str:
     """Only where the model's own expert plan covers what is largest; other rules are the author's to find."""
     experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
-    if not experts or subject.sharding.ep_size or subject.training:
+    tp_size = subject.sharding.tp_size
+    if not experts or subject.sharding.ep_size or subject.training or not experts_divide(subject, tp_size):
         return ""
     return (
-        f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size} tries the model's expert plan "
-        f"(ep_size {subject.sharding.tp_size}) and keeps it if it passes"
+        f"tpplan plan {subject.spec.source.name} --tp-size {tp_size} tries the model's expert plan "
+        f"(ep_size {tp_size}) and keeps it if it passes"
     )
-
-
-def _billions(size: int, itemsize: int) -> str:
-    return f"{size / itemsize / 1e9:.2f}B"

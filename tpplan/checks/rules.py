@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
@@ -29,30 +30,49 @@ def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:
 
 def check_rule_names(subject: Subject) -> Iterator[Diagnostic]:
     """TPP201 and TPP202: keys that name nothing, or one layer only."""
-    known = subject.skeleton.rules | subject.skeleton.default_plan.keys()
+    known = _known_rules(subject)
     for rule in sorted(subject.sharding.overrides):
         if rule in known:
             continue
-        general = wildcard(rule)
-        if general != rule and general in known:
+        meant = _meant(rule, known)
+        if meant == wildcard(rule):
             yield Diagnostic(
                 code="TPP202",
                 message=f"rule {rule!r} names one layer and Transformers rejects it: it looks names up with `*` for numbers",
                 where=subject.place_of_rule(rule),
-                fix=f"write {general!r}, which holds for every layer; single layers cannot be overridden",
+                fix=f"write {meant!r}, which holds for every layer; single layers cannot be overridden",
             )
         else:
-            nearest = nearest_rule(rule, known)
             yield Diagnostic(
                 code="TPP201",
                 message=f"rule {rule!r} matches nothing in {subject.skeleton.class_name}, and Transformers rejects it",
                 where=subject.place_of_rule(rule),
                 evidence=f"{subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the path inside it",
-                fix=f"write {nearest!r}" if nearest else "remove it",
+                fix=f"write {meant!r}" if meant else "remove it",
             )
 
 
-def nearest_rule(rule: str, known: set[str] | frozenset[str]) -> str | None:
+def with_names_mended(subject: Subject) -> Subject:
+    """The subject as it would be after the fixes of TPP201 and TPP202, so that a wrong name has no second diagnostic."""
+    known = _known_rules(subject)
+    given = subject.sharding.overrides
+    right = {rule: style for rule, style in given.items() if rule in known}
+    meant = {_meant(rule, known): style for rule, style in given.items() if rule not in known}
+    overrides = {rule: style for rule, style in meant.items() if rule} | right
+    return replace(subject, sharding=replace(subject.sharding, overrides=overrides))
+
+
+def _known_rules(subject: Subject) -> frozenset[str]:
+    return subject.skeleton.rules | subject.skeleton.default_plan.keys()
+
+
+def _meant(rule: str, known: frozenset[str]) -> str | None:
+    """The key that a rule which names nothing was most likely meant to be."""
+    general = wildcard(rule)
+    return general if general != rule and general in known else nearest_rule(rule, known)
+
+
+def nearest_rule(rule: str, known: frozenset[str]) -> str | None:
     """The key that was most likely meant: one that ends in the same words, else the nearest spelling."""
     general = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", rule)
     inside = sorted((name for name in known if name.endswith(f".{general}") or name == general), key=len)

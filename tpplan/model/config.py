@@ -96,11 +96,16 @@ def text_config(config: Any) -> Any:
     return config.get_text_config(decoder=True)
 
 
+def text_config_place(spec: ModelSpec) -> str:
+    """Where the language model's values stand, as people call it: `config.json`, a plan's config, or the nested config."""
+    return text_config_name(spec.config) or spec.source.called
+
+
 def text_config_name(config: Any) -> str:
-    """Where the language model's values stand in config.json: `config.json` or the name of the nested config."""
+    """The name of the nested config of the language model; empty where the config is not nested."""
     text = text_config(config)
     if text is config:
-        return CONFIG_NAME
+        return ""
     names = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is text]
     return names[0] if names else "the nested text config"
 
@@ -164,7 +169,7 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
             code="TPP112",
             message="the config has no model_type, so Transformers cannot tell which model it is",
             where=place,
-            fix="put model_type into config.json",
+            fix=f"put model_type into {source.called}",
         )
     known = _known_model_types()
     if model_type not in known:
@@ -229,7 +234,7 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
         message="no model can be built from this config",
         where=place,
         evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
-        fix="correct the value in config.json",
+        fix=f"correct the value in {source.called}",
     )
 
 
@@ -259,7 +264,7 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
             message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} are another model's",
             where=Place(file=source.config_file or source.name),
             evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
-            fix="put the model's own values into config.json",
+            fix=f"put the model's own values into {source.called}",
         )
 
 

@@ -1,0 +1,76 @@
+"""ep_size against tp_size and the number of experts: what is said before it runs, and what Transformers does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests import configs
+from tests.subjects import subject
+from tpplan import checks
+from tpplan.checks.subject import Subject
+from tpplan.judge import judge
+from tpplan.model.internals import transformers_version
+from tpplan.model.ranks import fake_rank
+from tpplan.model.skeleton import Sharding, build_on_meta, shard
+from tpplan.proposals import share_experts
+from tpplan.remedy import with_fixes
+
+runs_sharded = pytest.mark.skipif(transformers_version() < (5, 20), reason="experts by rank do not run without weights")
+
+
+def shared(experts: int, tp_size: int, ep_size: int) -> Subject:
+    """A model that every size in these tests divides, but for its experts."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "vocab_size": 192}
+    made = subject(configs.mixtral(num_local_experts=experts, **heads), tp_size)
+    return replace(made, sharding=Sharding(tp_size=tp_size, ep_size=ep_size))
+
+
+def refused(what: Subject) -> str:
+    """The ValueError with which Transformers refuses to shard it, or nothing."""
+    with fake_rank(0, what.sharding.tp_size):
+        model = build_on_meta(what.spec)
+        try:
+            shard(model, what.sharding)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("experts", [4, 6])
+@pytest.mark.parametrize(
+    ("tp_size", "ep_size"), [(1, 2), (2, 1), (2, 2), (2, 3), (2, 4), (3, 3), (4, 2), (4, 4), (6, 6)]
+)
+def test_is_refused_exactly_where_transformers_refuses(experts: int, tp_size: int, ep_size: int) -> None:
+    judged = shared(experts, tp_size, ep_size)
+    found = [diagnostic.code for diagnostic in checks.rejections(judged)]
+    assert bool(found) == bool(refused(judged)), refused(judged)
+    assert len(found) <= 1
+    if found:
+        assert found == (["TPP310"] if "evenly shard" in refused(judged) else ["TPP311"])
+
+
+@runs_sharded
+def test_the_sizes_that_are_offered_pass() -> None:
+    (diagnostic,) = with_fixes(judge(shared(6, 4, 4))).diagnostics
+    assert diagnostic.fix == "give tp_size and ep_size 2 or 3, or leave ep_size out"
+    assert all(judge(shared(6, size, size)).passed for size in (2, 3))
+    assert "num_local_experts = 6 (config.json); 6 % 4 = 2" in diagnostic.evidence
+
+
+@runs_sharded
+def test_an_ep_size_for_the_tp_size_at_hand_is_offered_first() -> None:
+    (diagnostic,) = with_fixes(judge(shared(6, 2, 3))).diagnostics
+    assert diagnostic.code == "TPP311" and "3 % 2 = 1" in diagnostic.evidence
+    assert diagnostic.fix == "give ep_size 2, or give tp_size and ep_size 3, or leave ep_size out"
+
+
+def test_experts_are_not_proposed_for_a_size_that_does_not_divide_them() -> None:
+    def proposed(experts: int) -> list[int | None]:
+        return [
+            attempt.ep_size for attempt in share_experts(subject(configs.mixtral(num_local_experts=experts), 4), "")
+        ]
+
+    assert proposed(4) == [4]
+    assert proposed(6) == []
