@@ -1,9 +1,13 @@
-"""The `fix` of a failure, proven before it is offered: a repair that passes, and sizes that work without one."""
+"""The `fix` of a failure, run before it is offered: a repair that passes, and sizes that work without one.
+
+Both are run to the depth that the check was asked for, and the words say how far that is.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from tpplan.checks.experts import expert_sizes
 from tpplan.checks.heads import dividing_sizes
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
@@ -16,48 +20,79 @@ from tpplan.proposals import Attempt
 REPAIRABLE = frozenset(
     {"TPP301", "TPP302", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
 )
+EXPERT_CODES = frozenset({"TPP310", "TPP311"})
 MAX_SIZES = 4
+# Running as one of so many ranks costs time in their number, and a repair is a run for each proposal: above this only
+# `tpplan plan` looks for one.
+MAX_RANKS_FOR_REPAIR = 256
 
 
 def with_fixes(judgement: Judgement) -> Report:
     """The judgement's report, with the action that mends a model which does not run at this tp_size."""
     report = judgement.report()
-    if not any(diagnostic.code in REPAIRABLE and not diagnostic.fix for diagnostic in report.diagnostics):
+    if "shapes" not in judgement.stages:  # a static check runs nothing, for a fix neither
         return report
-    if not judgement.outcome:
+    if _lacks_fix(report, EXPERT_CODES):
+        return _with_fix(report, EXPERT_CODES, _fix_of_expert_ranks(judgement))
+    # Where nothing ran, nothing that runs can be offered.
+    if not _lacks_fix(report, REPAIRABLE) or not judgement.outcome or judgement.outcome.not_run:
         return report
-    fix = _fix(judgement)
-    return replace(
-        report,
-        diagnostics=tuple(
-            replace(diagnostic, fix=fix) if diagnostic.code in REPAIRABLE and not diagnostic.fix else diagnostic
-            for diagnostic in report.diagnostics
-        ),
+    return _with_fix(report, REPAIRABLE, _fix(judgement))
+
+
+def _lacks_fix(report: Report, codes: frozenset[str]) -> bool:
+    return any(diagnostic.code in codes and not diagnostic.fix for diagnostic in report.diagnostics)
+
+
+def _with_fix(report: Report, codes: frozenset[str], fix: str) -> Report:
+    diagnostics = tuple(
+        replace(diagnostic, fix=fix) if diagnostic.code in codes and not diagnostic.fix else diagnostic
+        for diagnostic in report.diagnostics
     )
+    return replace(report, diagnostics=diagnostics)
 
 
 def _fix(judgement: Judgement) -> str:
-    depth = Depth.NUMERICS if "numerics" in judgement.stages else Depth.SHAPES
+    depth = _depth(judgement)
     plain = _without_overrides(judgement.subject)
-    first = judgement if plain is judgement.subject else None
-    repaired = repair(plain, depth=depth, first=first)
-    sizes = working_sizes(plain)
+    sizes = working_sizes(plain, depth)
     works = f"without a repair tp_size {_listed(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
+    if plain.sharding.tp_size > MAX_RANKS_FOR_REPAIR:
+        sought = f"above tp_size {MAX_RANKS_FOR_REPAIR} a repair is looked for only by {_plan_command(plain)}"
+        return "; ".join(part for part in (works, sought) if part)
+    repaired = repair(plain, depth=depth, first=judgement if plain is judgement.subject else None)
     if repaired.judgement.passed:
-        return "; ".join(part for part in (_command(plain, repaired), works) if part)
+        return "; ".join(part for part in (_offer(plain, repaired, depth), works) if part)
     return f"no override that tpplan knows makes it run at this tp_size; {works}" if works else ""
 
 
-def working_sizes(subject: Subject) -> list[int]:
-    """Sizes below tp_size at which the model runs as it is: each was run, the largest few only.
+def _fix_of_expert_ranks(judgement: Judgement) -> str:
+    """The sizes at which the plan passes with its experts shared, and whether it passes without sharing them."""
+    subject, depth = judgement.subject, _depth(judgement)
+    tp_size = subject.sharding.tp_size
+
+    def passes(tp_size: int, ep_size: int | None) -> bool:
+        sharding = replace(subject.sharding, tp_size=tp_size, ep_size=ep_size)
+        return tp_size <= MAX_RANKS_FOR_REPAIR and judge(replace(subject, sharding=sharding), depth).passed
+
+    sizes = [size for size in expert_sizes(subject)[-MAX_SIZES:] if passes(size, size)]
+    others = [size for size in sizes if size != tp_size]
+    ways = [f"give ep_size {tp_size}"] if tp_size in sizes else []
+    ways += [f"give tp_size and ep_size {_listed(others, 'or')}"] if others else []
+    ways += ["leave ep_size out"] if passes(tp_size, None) else []
+    return ", or ".join(ways)
+
+
+def working_sizes(subject: Subject, depth: Depth = Depth.SHAPES) -> list[int]:
+    """Sizes below tp_size at which the model passes as it is: each was run to `depth`, the largest few only.
 
     Size 1 is not run again: a failure counts as one of sharding only after the unsharded model ran.
     """
-    candidates = dividing_sizes(subject)
+    candidates = [size for size in dividing_sizes(subject) if size <= MAX_RANKS_FOR_REPAIR]
     sized = {
         size: replace(subject, sharding=replace(subject.sharding, tp_size=size)) for size in candidates[-MAX_SIZES:]
     }
-    return [size for size, candidate in sized.items() if size == 1 or judge(candidate).passed]
+    return [size for size, candidate in sized.items() if size == 1 or judge(candidate, depth).passed]
 
 
 def _without_overrides(subject: Subject) -> Subject:
@@ -66,9 +101,9 @@ def _without_overrides(subject: Subject) -> Subject:
     return subject if sharding == subject.sharding else replace(subject, sharding=sharding, file=None, facts=None)
 
 
-def _command(subject: Subject, repaired: Repair) -> str:
-    purpose = " --purpose training" if subject.training else ""
-    command = f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
+def _offer(subject: Subject, repaired: Repair, depth: Depth) -> str:
+    """The command that writes the repaired plan. Where only shapes were run, the plan may still be refused for its numbers."""
+    command = _plan_command(subject)
     if not repaired.attempts:
         return f"the model's own plan runs; {command} writes it"
     changed: dict[str, Attempt] = {}
@@ -76,9 +111,20 @@ def _command(subject: Subject, repaired: Repair) -> str:
         before = changed.get(attempt.block, attempt)
         changed[attempt.block] = replace(attempt, overrides={**before.overrides, **attempt.overrides})
     blocks = ", ".join(f"{block or 'the model'} ({attempt.describe()})" for block, attempt in changed.items())
-    return f"{command} writes a plan that passes: {blocks}"
+    if depth is Depth.NUMERICS:
+        return f"{command} writes a plan that passes: {blocks}"
+    return f"{command} writes a plan that runs, if its numbers are right too: {blocks}"
 
 
-def _listed(sizes: list[int]) -> str:
+def _plan_command(subject: Subject) -> str:
+    purpose = " --purpose training" if subject.training else ""
+    return f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
+
+
+def _depth(judgement: Judgement) -> Depth:
+    return Depth.NUMERICS if "numerics" in judgement.stages else Depth.SHAPES
+
+
+def _listed(sizes: list[int], word: str = "and") -> str:
     shown = [str(size) for size in sizes]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} {word} {shown[-1]}"

@@ -1,0 +1,121 @@
+"""What a failing check offers: only what ran, to the depth that was asked for, and at a bounded cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests import configs
+from tests.subjects import rules, subject
+from tpplan import planner, remedy
+from tpplan.checks.heads import dividing_sizes
+from tpplan.choices import Depth
+from tpplan.diagnostics import Report
+from tpplan.judge import judge
+from tpplan.model.internals import transformers_version
+from tpplan.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
+from tpplan.shapes import Outcome
+from tpplan.units import count, in_one_unit
+
+SUMMED = "replicated_with_grad_allreduce"
+
+
+def codes(report: Report) -> list[str]:
+    return [diagnostic.code for diagnostic in report.diagnostics]
+
+
+def fixes(report: Report) -> set[str]:
+    return {diagnostic.fix for diagnostic in report.errors}
+
+
+@pytest.fixture
+def sizes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The tp_sizes that were judged in search of a fix."""
+    run: list[int] = []
+
+    def recorded(judged: object, *args: object, **kwargs: object) -> object:
+        run.append(judged.sharding.tp_size)
+        return judge(judged, *args, **kwargs)
+
+    for module in (remedy, planner):
+        monkeypatch.setattr(module, "judge", recorded)
+    return run
+
+
+@pytest.mark.parametrize("tp_size", [4, 512, 1024])
+def test_what_is_run_for_a_fix_does_not_grow_with_tp_size(tp_size: int, sizes_run: list[int]) -> None:
+    report = with_fixes(judge(subject(configs.llama(), tp_size)))
+    (fix,) = fixes(report)
+    assert "without a repair tp_size 1 and 2 work" in fix
+    if tp_size <= MAX_RANKS_FOR_REPAIR:
+        assert sizes_run == [2, 4] and "4 rules overridden" in fix
+    else:
+        assert sizes_run == [2] and f"--tp-size {tp_size}" in fix and "overridden" not in fix
+
+
+def test_sizes_without_known_heads_are_bounded_too(sizes_run: list[int]) -> None:
+    """phi3 gathers its fused projection, so any size may do; powers of two are tried."""
+    plain = subject(configs.phi3(), 2048)
+    assert dividing_sizes(plain)[-1] == 1024
+    remedy.working_sizes(plain)
+    assert max(sizes_run) == MAX_RANKS_FOR_REPAIR
+
+
+def test_sizes_that_are_offered_passed_the_depth_that_was_asked_for() -> None:
+    """apertus at 2 runs and has wrong gradients: with the numbers asked for, 2 is no size that works."""
+    training = subject(configs.apertus(), 4, training=True)
+    at = {depth: remedy.working_sizes(training, depth) for depth in (Depth.SHAPES, Depth.NUMERICS)}
+    assert at == {Depth.SHAPES: [1, 2], Depth.NUMERICS: [1]}
+
+
+def test_the_words_say_how_far_a_repair_was_run() -> None:
+    judged = subject(configs.llama(), 4)
+    (ran,) = fixes(with_fixes(judge(judged)))
+    wrong = replace(judged, sharding=replace(judged.sharding, overrides=rules("kv", SUMMED)))
+    numbers = with_fixes(judge(wrong, Depth.NUMERICS))
+    assert "writes a plan that runs, if its numbers are right too" in ran
+    (proven,) = {diagnostic.fix for diagnostic in numbers.diagnostics if diagnostic.code == "TPP501"}
+    assert "writes a plan that passes" in proven
+
+
+def test_nothing_is_offered_where_nothing_ran() -> None:
+    judged = judge(subject(configs.llama(), 4))
+    not_run = Outcome(ranks=(0, 3), not_run="the model does not run unsharded either")
+    (heads,) = [d for d in with_fixes(replace(judged, outcome=not_run)).diagnostics if d.code == "TPP301"]
+    assert heads.fix == ""
+
+
+def test_a_wrong_name_has_one_diagnostic() -> None:
+    """The rules would mend the heads, but for their names; the heads have no diagnostic of their own."""
+    misnamed = rules("qkvo", SUMMED, inside="layers.*.self_attn.")
+    report = with_fixes(judge(subject(configs.llama(), 4, misnamed)))
+    assert codes(report) == ["TPP201"] * 4
+    one_layer = rules("qkvo", SUMMED, inside="model.layers.0.self_attn.")
+    assert codes(with_fixes(judge(subject(configs.llama(), 4, one_layer)))) == ["TPP202"] * 4
+
+
+def test_a_rule_that_means_nothing_hides_no_other_mistake() -> None:
+    report = with_fixes(judge(subject(configs.llama(), 4, {"no.such.thing.at.all.xyz": SUMMED})))
+    assert codes(report) == ["TPP301", "TPP201"] or codes(report) == ["TPP201", "TPP301"]
+
+
+@pytest.mark.skipif(transformers_version() < (5, 24), reason="the plan as measured on 5.24")
+def test_whole_experts_are_not_summed() -> None:
+    """Experts taken whole where their width does not divide: the rule that sums their parts goes with them."""
+    config = configs.mixtral(num_attention_heads=9, num_key_value_heads=3, head_dim=8, intermediate_size=104)
+    repaired = planner.repair(subject(config, 3))
+    assert judge(repaired.judgement.subject, Depth.NUMERICS).passed, "what runs is right at the first proposal"
+    experts = {rule for rule in repaired.overrides if ".experts" in rule}
+    inside = "model.layers.*.mlp.experts"
+    assert experts == {inside, f"{inside}.gate_up_proj", f"{inside}.down_proj"}
+
+
+def test_sizes_of_one_line_have_one_unit() -> None:
+    assert in_one_unit(3 * 2**30, 2**20, 0) == ["3.00 GiB", "under 0.01 GiB", "0.00 GiB"]
+    assert in_one_unit(300 * 2**10, 2**10) == ["300.00 KiB", "1.00 KiB"]
+    assert in_one_unit(12, 3) == ["12 B", "3 B"]
+
+
+def test_counts_show_what_they_count() -> None:
+    assert [count(number) for number in (7, 78_144, 1_500_000, 30_530_000_000)] == ["7", "78.14K", "1.50M", "30.53B"]
