@@ -18,7 +18,7 @@ from tpplan.planner import Repair, repair
 from tpplan.proposals import Attempt
 
 REPAIRABLE = frozenset(
-    {"TPP301", "TPP302", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
+    {"TPP301", "TPP302", "TPP332", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
 )
 EXPERT_CODES = frozenset({"TPP310", "TPP311"})
 MAX_SIZES = 4

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.config import check_defaults, check_facts, check_quantization
+from tpplan.checks.config import check_defaults, check_facts
 from tpplan.checks.experts import check_ep_size, check_experts_divide
 from tpplan.checks.heads import check_heads
 from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partners
+from tpplan.checks.quantization import check_quantization
 from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles, with_names_mended
 from tpplan.checks.subject import Subject
 from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu

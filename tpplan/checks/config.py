@@ -43,16 +43,3 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence=f"{type(config).__name__}.{field} = {value}",
         )
-
-
-def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP306: the checkpoint is quantized and was judged as if it were not."""
-    method = subject.spec.quantization
-    if method is None or subject.sharding.tp_size == 1:
-        return
-    yield Diagnostic(
-        code="TPP306",
-        message=f"the checkpoint is quantized ({method}) and was judged without it: block alignment and bytes are not proven",
-        where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
-        evidence=f"quantization_config.quant_method = {method}",
-    )

@@ -12,6 +12,8 @@ from typing import Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.internals import environment_error
+from tpplan.model.quantization import Scheme
+from tpplan.model.quantization_config import Malformed, read_scheme
 from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
 
@@ -44,6 +46,7 @@ class ModelSpec:
 
     config: the config object, without its quantization. auto_class: name of the auto class that loads it.
     dtype: the dtype the parameters would have, as torch names it. quantization: the quant_method of the checkpoint.
+    quantization_config: the value that Transformers would follow, as it stands in config.json. scheme: what it says.
     """
 
     source: Source
@@ -51,6 +54,8 @@ class ModelSpec:
     auto_class: str
     dtype: str
     quantization: str | None = None
+    quantization_config: dict | None = None
+    scheme: Scheme | None = None
     trust_remote_code: bool = False
 
 
@@ -62,15 +67,19 @@ def load_spec(
     Raises InputError: TPP111 to TPP115 when Transformers cannot load this config, TPP130 for an auto class that
     does not exist.
     """
-    raw, quantization = _without_quantization(source.config)
+    raw = _without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
     _require_deciding_fields(source, raw, config)
+    quantization_config = _quantization_of(source.config, config)
+    scheme = _read_scheme(source, quantization_config, config)
     return ModelSpec(
         source=source,
         config=config,
         auto_class=_find_auto_class(source, config, auto_class, trust_remote_code),
         dtype=dtype or _dtype_of(config),
-        quantization=quantization,
+        quantization=scheme.method if scheme else None,
+        quantization_config=quantization_config,
+        scheme=scheme,
         trust_remote_code=trust_remote_code,
     )
 
@@ -136,19 +145,37 @@ def _stands_in(raw: dict, config: Any, name: str) -> bool:
     return name in raw or names.get(name) in raw or any(names.get(key) == name for key in raw)
 
 
-def _without_quantization(raw: dict) -> tuple[dict, str | None]:
-    """The config without any quantization_config, nested ones included, and the method that was named."""
-    method = None
-    kept = {}
-    for key, value in raw.items():
-        if key == "quantization_config" and value:
-            method = str(value.get("quant_method", "unnamed")) if isinstance(value, dict) else "unnamed"
-        elif isinstance(value, dict):
-            kept[key], nested = _without_quantization(value)
-            method = method or nested
-        else:
-            kept[key] = value
-    return kept, method
+def _without_quantization(raw: dict) -> dict:
+    """The config without any quantization_config, nested ones included."""
+    return {
+        key: _without_quantization(value) if isinstance(value, dict) else value
+        for key, value in raw.items()
+        if key != "quantization_config"
+    }
+
+
+def _quantization_of(raw: dict, config: Any) -> Any:
+    """The quantization_config that Transformers follows: the config's own, else that of its language model.
+
+    As get_hf_quantizer (quantizers/auto.py): an empty one of its own gives way, and null means that there is none.
+    """
+    nested = raw if text_config(config) is config else raw.get(text_config_name(config))
+    return raw.get("quantization_config") or (nested.get("quantization_config") if isinstance(nested, dict) else None)
+
+
+def _read_scheme(source: Source, quantization_config: Any, config: Any) -> Scheme | None:
+    try:
+        return read_scheme(quantization_config, expert_dtype=config_value(config, "expert_dtype"))
+    except Malformed as error:
+        key = f"quantization_config.{error.key}" if error.key else "quantization_config"
+        raise _input_error(
+            source,
+            code="TPP330",
+            message=f"{error}, and from_pretrained cannot read it",
+            where=Place(file=source.config_file or source.name),
+            evidence=f"{key} of {CONFIG_NAME}",
+            fix="correct the value, or take quantization_config out where the weights are not quantized",
+        ) from error
 
 
 def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:

@@ -36,6 +36,11 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "no_init_weights": ("no_init_weights", ("transformers.initialization",)),
     # the layouts in which checkpoints are published
     "conversion_mapping": ("get_model_conversion_mapping", ("transformers.conversion_mapping",)),
+    # which modules a quantizer leaves alone, and the methods it knows: quantized checkpoints
+    "should_convert_module": ("should_convert_module", ("transformers.quantizers.quantizers_utils",)),
+    "quantizer": ("HfQuantizer", ("transformers.quantizers.base",)),
+    "fp8_quantizer": ("FineGrainedFP8HfQuantizer", ("transformers.quantizers.quantizer_finegrained_fp8",)),
+    "quantization_configs": ("AUTO_QUANTIZATION_CONFIG_MAPPING", ("transformers.quantizers.auto",)),
     # ranks that do not exist, and weights that hold no memory
     "clear_dtensor_caches": ("_clear_sharding_prop_cache", ("torch.distributed.tensor.debug",)),
     "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),
