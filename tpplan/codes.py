@@ -262,7 +262,7 @@ CODES: dict[str, Code] = {
         "quantization-not-shardable",
         "Transformers does not shard weights of this quantization method",
         "The plan cuts weights whose packed form or scales Transformers leaves whole or slices wrongly. What happens, "
-        "and where, is in the evidence; it was run for this method with real ranks. It does not depend on the sizes.",
+        "and where, is in the evidence. It does not depend on the sizes.",
     ),
     "TPP334": _warning(
         "quantization-group-cut",

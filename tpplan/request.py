@@ -11,6 +11,7 @@ from tpplan.checks.subject import Subject
 from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose
 from tpplan.diagnostics import Diagnostic, InputError
 from tpplan.model.config import facts_of, load_spec
+from tpplan.model.quantization_facts import quantization_facts
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.plan_document import Plan, Target
 from tpplan.plan_file import PlanFile, read_plan
@@ -57,7 +58,8 @@ def open_request(request: Request) -> Subject:
 
 def facts(subject: Subject) -> dict:
     """The config values that a plan for this subject depends on."""
-    return facts_of(subject.spec.config)
+    quantized = quantization_facts(subject.spec, subject.skeleton.model)
+    return facts_of(subject.spec.config) | ({"quantization_config": quantized} if quantized else {})
 
 
 def _open_model(request: Request) -> Subject:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RAISES = "from_pretrained raises"
-WRONG = "nothing raises, and the dequantized numbers are wrong"
+WRONG = "nothing raises and the dequantized numbers are wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,15 +33,17 @@ class Spread:
             return WRONG if self.wrong else ""
         return RAISES
 
-    def describe(self) -> str:
-        """The arithmetic, with the ranks that fail."""
+    def describe(self, unit: str) -> str:
+        """The arithmetic, with the ranks that fail. unit: what the elements are, `rows` or `columns`."""
         scales = -(-self.size // self.block)
         share = -(-self.size // self.ranks)
-        text = f"{self.size} in blocks of {self.block} have {scales} scales"
+        text = f"{self.size} {unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
         if self.ranks > 1:
-            text += f"; {self.size} / {self.ranks} ranks = {self.size / self.ranks:g} a rank, {share / self.block:g} blocks"
-        failing = [f"rank {_listed(self.raising)} raises"] if self.raising else []
-        failing += [f"rank {_listed(self.wrong)} gets scales of other blocks"] if self.wrong else []
+            text += (
+                f"; {self.size} / {self.ranks} ranks = {self.size / self.ranks:g} a rank, {share / self.block:g} blocks"
+            )
+        failing = [f"loading raises on {_listed(self.raising)}"] if self.raising else []
+        failing += [f"scales of other blocks on {_listed(self.wrong)}"] if self.wrong else []
         return f"{text}; {', '.join(failing)}" if self.ranks > 1 and failing else text
 
 
@@ -77,8 +79,9 @@ def _belong(start: int, end: int, first: int, count: int, block: int) -> bool:
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
-    """Ranks as `0 to 5` or `0, 3`."""
+    """`rank 3`, `ranks 0 to 5` or `ranks 0 and 3`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
     if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"{ranks[0]} to {ranks[-1]}"
-    shown = ", ".join(map(str, ranks[:4]))
-    return f"{shown} and {len(ranks) - 4} more" if len(ranks) > 4 else shown
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.config import changed_facts, config_value, defaulted, text_config, text_config_place
+from tpplan.model.quantization_facts import quantization_facts
 
 HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")
 
@@ -15,7 +17,7 @@ def check_facts(subject: Subject) -> Iterator[Diagnostic]:
     """TPP120: the config at hand differs from the one that the plan was made for."""
     if subject.facts is None:
         return
-    changed = changed_facts(dict(subject.facts), subject.spec.config)
+    changed = changed_facts(dict(subject.facts), subject.spec.config) + _changed_quantization(subject)
     if changed:
         yield Diagnostic(
             code="TPP120",
@@ -43,3 +45,12 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence=f"{type(config).__name__}.{field} = {value}",
         )
+
+
+def _changed_quantization(subject: Subject) -> list[str]:
+    """As `changed_facts`, for the quantization that a plan was made for; older plans do not say."""
+    made_for = subject.facts.get("quantization_config") if subject.facts else None
+    found = quantization_facts(subject.spec, subject.skeleton.model) if made_for else None
+    if made_for == found:
+        return []
+    return [f"quantization_config: the plan has {json.dumps(made_for)}, the config {json.dumps(found)}"]

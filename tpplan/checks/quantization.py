@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from tpplan.checks.subject import Subject
 from tpplan.choices import Device
-from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
 from tpplan.model.quantization import Quantized, Scheme
@@ -15,6 +15,7 @@ from tpplan.model.quantizer import (
     dequantizes,
     dropped_rules,
     failure,
+    failure_with_any_plan,
     is_known,
     is_measured,
     quantized_weights,
@@ -24,6 +25,7 @@ from tpplan.scales import Spread, spread
 from tpplan.styles import style
 
 PACKED = ("packed_colwise", "packed_rowwise")  # gate and up in one weight, each cut by itself
+AXES = ("rows", "columns")
 LISTED = 3
 
 
@@ -52,6 +54,10 @@ class Weight:
         """0 when the output dim is cut, 1 for the input dim, None for neither."""
         return self.matrix_dims.index(self.cut) if self.cut in self.matrix_dims else None
 
+    def rule_in(self, rules: Container[str]) -> str | None:
+        """The rule of this parameter, or of its module, that is among `rules`."""
+        return next((name for name in (self.name, self.name.rpartition(".")[0]) if name in rules), None)
+
 
 def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
     """What the config's quantization means for this plan; nothing for a checkpoint that is not quantized."""
@@ -72,21 +78,29 @@ def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
     weights = list(weights_of(subject, scheme, dropped))
     if dequantizes(scheme) and weights:
         yield _dequantized(subject, scheme)
-    if not scheme.described and tp_size > 1:
-        yield _not_measured(subject, f"how {scheme.method} stores its weights is not known to tpplan")
-        return
     failing = [weight for weight in weights if tp_size > 1 and _failure(scheme, weight)]
-    if failing and is_measured():
-        yield _not_shardable(subject, scheme, failing)
-    elif failing or not is_measured():
-        yield _not_measured(subject, "its methods were measured up to Transformers 5.24")
+    if tp_size > 1:
+        yield from _sharding_findings(subject, scheme, failing)
     yield from _block_findings(subject, scheme, [weight for weight in weights if weight not in failing])
     yield from _cut_groups(subject, failing)
 
 
+def _sharding_findings(subject: Subject, scheme: Scheme, failing: list[Weight]) -> Iterator[Diagnostic]:
+    """TPP333, or TPP338 where nobody ran it."""
+    reason = failure_with_any_plan(scheme) or (_failure(scheme, failing[0]) if failing else "")
+    if reason and is_measured():
+        yield _not_shardable(subject, scheme, failing, reason)
+    elif reason or (scheme.described and not is_measured()):
+        yield _not_measured(subject, "Transformers newer than 5.24 was not tried")
+    elif not scheme.described:
+        yield _not_measured(subject, f"how {scheme.method} stores and shards its weights is not known to tpplan")
+
+
 def weights_of(subject: Subject, scheme: Scheme, dropped: tuple[str, ...] = ()) -> Iterator[Weight]:
     """Each kind of quantized weight with what the resolved plan does to it. dropped: rules the quantizer takes away."""
-    rules = {rule: name for rule, name in subject.plan.items() if not rule.endswith(dropped)} if dropped else subject.plan
+    rules = (
+        {rule: name for rule, name in subject.plan.items() if not rule.endswith(dropped)} if dropped else subject.plan
+    )
     seen = set()
     for name, quantized in quantized_weights(subject.skeleton.model, scheme).items():
         if name not in subject.skeleton.parameters:
@@ -129,22 +143,26 @@ def _block_findings(subject: Subject, scheme: Scheme, weights: list[Weight]) -> 
     Only where the weights are dequantized as they load by their blocks: Fp8Dequantize._dequantize_one of
     integrations/finegrained_fp8.py, and compressed-tensors with strategy block, give a slice's scales equal parts of it.
     """
+    cut: dict[tuple, list[Weight]] = defaultdict(list)
+    if not dequantizes(scheme) or scheme.method == "mxfp4":
+        return
     for weight in weights:
-        layout = weight.quantized.layout
-        if not dequantizes(scheme) or scheme.method == "mxfp4" or layout.kind not in ("fp8", "mxfp4"):
-            continue
-        cut, halves = weight.cut_of_matrix, weight.halves
-        for axis, (dim, block) in enumerate(zip(weight.matrix_dims, layout.block, strict=True)):
+        for axis, block in enumerate(weight.quantized.layout.block):
             if block is None:
                 continue
-            size, ranks = weight.shape[dim], subject.sharding.tp_size if axis == cut else 1
+            size = weight.shape[weight.matrix_dims[axis]]
+            ranks = subject.sharding.tp_size if axis == weight.cut_of_matrix else 1
             # the checkpoint has gate and up apart, whether or not the plan cuts them
-            parts = halves if axis == cut else 2 if axis == 0 and weight.name.endswith(".gate_up_proj") else 1
-            whole = spread(size // parts, block, 1)
+            apart = weight.quantized.parts if axis == 0 else 1
+            parts = weight.halves if ranks > 1 else apart
+            whole, found = spread(size // parts, block, 1), spread(size // parts, block, ranks)
             if whole.outcome:
                 yield _partial_block(subject, weight, axis, whole)
-            elif ranks > 1 and (found := spread(size // parts, block, ranks)).outcome:
-                yield _cut_block(subject, weight, axis, found)
+            elif found.outcome:
+                place = _place(subject, weight) if weight.rule_in(subject.sharding.overrides) else None
+                cut[(axis, parts, found, str(place))].append(weight)
+    for (axis, parts, found, _), alike in cut.items():
+        yield _cut_block(subject, alike, axis, parts, found)
 
 
 def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]:
@@ -158,7 +176,9 @@ def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]
             continue
         size = weight.shape[weight.matrix_dims[axis]] // weight.halves
         if size % (tp_size * block):
-            split.append(f"{weight.name} {size} / {tp_size} ranks = {size / tp_size:g}, {size / tp_size / block:g} groups of {block}")
+            split.append(
+                f"{weight.name} {size} / {tp_size} ranks = {size / tp_size:g}, {size / tp_size / block:g} groups of {block}"
+            )
     if split:
         more = f"; and {len(split) - LISTED} more" if len(split) > LISTED else ""
         yield Diagnostic(
@@ -210,10 +230,10 @@ def _on_tpu(subject: Subject, scheme: Scheme) -> Diagnostic:
 def _dequantized(subject: Subject, scheme: Scheme) -> Diagnostic:
     return Diagnostic(
         code="TPP336",
-        message=f"{subject.device} has no kernels for {scheme.method} here, so the weights are dequantized to "
-        f"{subject.spec.dtype} while they load and each rank holds them unquantized",
+        message=f"{subject.device} does not run {scheme.method} weights, so they are dequantized to {subject.spec.dtype} while "
+        "they load, and each rank holds them unquantized",
         where=_file(subject),
-        evidence="validate_environment of the quantizer sets dequantize",
+        evidence="the quantizer's validate_environment sets dequantize where there is no CUDA or XPU device",
     )
 
 
@@ -237,47 +257,46 @@ def _not_measured(subject: Subject, reason: str) -> Diagnostic:
     )
 
 
-def _not_shardable(subject: Subject, scheme: Scheme, weights: list[Weight]) -> Diagnostic:
-    names = ", ".join(f"{weight.name} ({weight.style})" for weight in weights[:LISTED])
-    more = f", and {len(weights) - LISTED} more" if len(weights) > LISTED else ""
+def _not_shardable(subject: Subject, scheme: Scheme, weights: list[Weight], reason: str) -> Diagnostic:
+    cut = f"the plan cuts {_names(weights)}; " if weights else ""
     return Diagnostic(
         code="TPP333",
-        message=f"the plan cuts weights quantized by {scheme.method}, which Transformers does not shard",
+        message=f"the installed Transformers does not run weights quantized by {scheme.method} with this plan at tp_size "
+        f"{subject.sharding.tp_size}",
         where=_file(subject),
-        evidence=f"{names}{more}; {_failure(scheme, weights[0])}",
+        evidence=cut + reason,
         fix="take a checkpoint that is not quantized, or load at tp_size 1",
     )
 
 
-def _cut_block(subject: Subject, weight: Weight, axis: int, found: Spread) -> Diagnostic:
+def _cut_block(subject: Subject, weights: list[Weight], axis: int, parts: int, found: Spread) -> Diagnostic:
+    half = " of each half" if parts == 2 else ""
     return Diagnostic(
         code="TPP332",
-        message=f"tp_size {subject.sharding.tp_size} cuts {weight.name} inside a block that shares a scale: {found.outcome}",
-        where=_place(subject, weight),
-        evidence=f"{weight.style}: {_rows(weight, axis)} {found.describe()}",
+        message=f"tp_size {subject.sharding.tp_size} cuts {_names(weights)} inside blocks that share a scale: {found.outcome}",
+        where=_place(subject, weights[0]),
+        evidence=f"{weights[0].style}: {found.describe(AXES[axis] + half)}",
     )
 
 
 def _partial_block(subject: Subject, weight: Weight, axis: int, found: Spread) -> Diagnostic:
     return Diagnostic(
         code="TPP335",
-        message=f"{weight.name} is not a whole number of blocks, and dequantizing it goes wrong at every tp_size: "
-        f"{found.outcome}",
+        message=f"{weight.name} is not a whole number of blocks that share a scale: at every tp_size {found.outcome}",
         where=Place(file=subject.spec.source.name, parameter=weight.name),
-        evidence=f"{_rows(weight, axis)} {found.describe()}",
-        severity=Severity.ERROR,
+        evidence=found.describe(AXES[axis]),
+        fix="dequantize the checkpoint once where FP8 kernels are, and save it",
     )
 
 
-def _rows(weight: Weight, axis: int) -> str:
-    word = ("rows", "columns")[axis]
-    return f"{word} of each half:" if weight.name.endswith(".gate_up_proj") and axis == 0 else f"{word}:"
+def _names(weights: list[Weight]) -> str:
+    more = f" and {len(weights) - LISTED} more" if len(weights) > LISTED else ""
+    return ", ".join(weight.name for weight in weights[:LISTED]) + more
 
 
 def _place(subject: Subject, weight: Weight) -> Place:
     """The rule that cuts the weight: its line where it stands in a plan file."""
-    names = (weight.name, weight.name.rpartition(".")[0])
-    rule = next((name for name in names if name in subject.sharding.overrides), None)
+    rule = weight.rule_in(subject.sharding.overrides)
     place = subject.place_of_rule(rule) if rule else Place(file=subject.spec.source.name)
     file = place.file or subject.spec.source.name
     return Place(file=file, line=place.line, column=place.column, rule=rule, parameter=weight.name)

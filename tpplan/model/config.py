@@ -96,7 +96,7 @@ def facts_of(config: Any) -> dict:
 
 def changed_facts(facts: dict, config: Any) -> list[str]:
     """Dotted names of the values in which the model described by `facts` differs from `config`, with both values."""
-    made_for = facts_of(_read_config({**facts}))
+    made_for = facts_of(_read_config(_without_quantization(facts)))
     return list(_differences(made_for, facts_of(config)))
 
 

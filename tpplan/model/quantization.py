@@ -18,7 +18,8 @@ class Layout:
     """How one weight of (out, in) elements is stored.
 
     kind: `fp8`, `gptq`, `awq`, `packed`, `nvfp4`, `mxfp4`, `bnb4` or `bnb8`; it names the tensors that are stored.
-    bits: of one element. block: rows and columns that share one scale; None for all of that dim.
+    bits: of one element. block: rows and columns that share one scale; None for all of that dim. The blocks of `bnb4` run over the flattened
+    weight and are no rows and columns.
     scale_bytes: of one scale, None for the itemsize of the dtype that weights are loaded in.
     """
 
@@ -62,10 +63,15 @@ class Scheme:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized:
-    """A quantized parameter: its layout, and whether the model holds it as (in, out), as some fused experts do."""
+    """A quantized parameter.
+
+    transposed: the model holds it as (in, out), as some fused experts do. parts: how many weights of the checkpoint
+    stand above each other in it along the output dim, such as gate and up.
+    """
 
     layout: Layout
     transposed: bool = False
+    parts: int = 1
 
     def out_in(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """(out, in) of the last two dims of `shape`."""
@@ -85,7 +91,8 @@ def quantized_bytes(name: str, shape: tuple[int, ...], quantized: Mapping[str, Q
     if name not in quantized:
         return prod(shape) * itemsize
     out, inner = quantized[name].out_in(shape)
-    return prod(shape[:-2]) * _matrix_bytes(quantized[name].layout, out, inner, itemsize)
+    parts = quantized[name].parts
+    return prod(shape[:-2]) * parts * _matrix_bytes(quantized[name].layout, out // parts, inner, itemsize)
 
 
 def _matrix_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
@@ -102,7 +109,9 @@ def _matrix_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
         case "awq":  # qweight (in, out / 32 * bits), qzeros (groups, out / 32 * bits), scales (groups, out)
             packed = ceil(out * layout.bits / 32) * 4
             return inner * packed + columns * packed + columns * out * scale
-        case "packed":  # weight_packed (out, in / 32 * bits), weight_scale, weight_zero_point, weight_g_idx, weight_shape
+        case (
+            "packed"
+        ):  # weight_packed (out, in / 32 * bits), weight_scale, weight_zero_point, weight_g_idx, weight_shape
             zeros = 0 if layout.symmetric else ceil(out * layout.bits / 32) * 4 * columns
             return out * words + rows * columns * scale + zeros + layout.group_index * inner * 4 + 16
         case "nvfp4":  # weight_packed (out, in / 2), weight_scale (out, groups), weight_global_scale

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tpplan.model.quantization import BNB_BLOCK, Layout, Scheme
+from tpplan.model.quantization import Layout, Scheme
 
 FP8 = ("fp8", "mxfp8")
 BITSANDBYTES = "bitsandbytes"
@@ -80,10 +80,11 @@ def _read_fp8(method: str, raw: dict, expert_dtype: Any) -> Scheme:
     layout = Layout(kind="fp8", bits=8, block=block or (None, None), scale_bytes=scale if block else 4)
     declared = raw.get("expert_dtype", expert_dtype)
     packed = Layout(kind="mxfp4", bits=4, block=(1, MX_GROUP), scale_bytes=scale)
+    experts = Layout(kind="fp8", bits=8, block=block or (None, None), scale_bytes=scale)
     return Scheme(
         method=method,
         layout=layout,
-        expert_layout=packed if declared == MX_FP4_EXPERTS else layout,
+        expert_layout=packed if declared == MX_FP4_EXPERTS else experts,
         ignored=_names(raw, "ignored_layers") if ignored is None else ignored,
         dequantize=_flag(raw, "dequantize"),
     )
@@ -131,7 +132,7 @@ def _read_bitsandbytes(method: str, raw: dict) -> Scheme:
         raise Malformed("load_in_4bit and load_in_8bit are both true", "load_in_4bit")
     double = _flag(raw, "bnb_4bit_use_double_quant")
     if four:
-        layout = Layout(kind="bnb4", bits=4, block=(None, BNB_BLOCK), scale_bytes=4, double_quant=double)
+        layout = Layout(kind="bnb4", bits=4, block=(None, None), scale_bytes=4, double_quant=double)
     else:
         layout = Layout(kind="bnb8", bits=8, block=(1, None), scale_bytes=4)
     return Scheme(method=method, layout=layout, ignored=_names(raw, "llm_int8_skip_modules"))
@@ -207,7 +208,14 @@ def _compressed_kind(fmt: Any, bits: int, strategy: str) -> tuple[str, int | Non
 def _kind(value: Any) -> str:
     if value is None:
         return "missing"
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+    }
     return names.get(type(value), type(value).__name__)
 
 

@@ -17,24 +17,28 @@ from tpplan.model.quantization import Layout, Quantized, Scheme
 from tpplan.model.quantization_config import BITSANDBYTES, COMPRESSED, FP8
 
 MEASURED_UP_TO = (5, 24)  # the newest Transformers for which the failures of this module were run
+FUSED = ("gate_up_proj",)  # two projections of the checkpoint in one parameter of fused experts
 PLAIN = re.compile(r"[\w.-]*")  # a pattern without any character that a regular expression would read as more than one
 
-# Methods that fail at any tp_size above 1 where the plan cuts a weight of theirs: what happens and where.
+# What happens at a tp_size above 1 to methods that fail there, and where. The sizes do not matter.
 FAILURES: dict[str, str] = {
     # gptqmodel registers qweight, scales, qzeros as buffers, which no style shards, and multiplies them by a DTensor.
-    "gptq": "the first forward raises: the packed weights are buffers, which distributed/tensor_parallel.py leaves whole, "
-    "and are multiplied by a sharded input (RuntimeError, mixed torch.Tensor and DTensor; measured with gptqmodel 7.7.0)",
-    "awq": "the first forward raises: the packed weights are buffers, which distributed/tensor_parallel.py leaves whole, "
-    "and are multiplied by a sharded input (RuntimeError, mixed torch.Tensor and DTensor; measured with gptqmodel 7.7.0)",
+    **dict.fromkeys(
+        ("gptq", "awq"),
+        "the first forward raises: the packed weights are buffers, which distributed/tensor_parallel.py leaves whole, and "
+        "are multiplied by a sharded input (RuntimeError, mixed torch.Tensor and DTensor; measured with gptqmodel 7.7.0)",
+    ),
     # core_model_loading.py slices absmax, quant_map and quant_state (SCB with 8 bits) as if they were the weight.
-    BITSANDBYTES: "from_pretrained raises: core_model_loading.py slices absmax and quant_state like the weight "
-    "(IndexError on some ranks; measured with bitsandbytes 0.50.2)",
-    # compressed_tensors dispatches the model in its first forward and expects each forward to be a bound method.
+    BITSANDBYTES: "from_pretrained raises: core_model_loading.py slices absmax and quant_state, or SCB, like the weight "
+    "(IndexError; measured with bitsandbytes 0.50.2)",
+    # compressed_tensors.offload.from_accelerate dispatches the model in its first forward and reads forward.__func__.
     COMPRESSED: "the first forward raises: compressed_tensors expects methods where distributed/tensor_parallel.py has "
     "put functions (AttributeError __func__; measured with compressed-tensors 0.20.1)",
     # quantizers/quantizer_nvfp4.py, update_parallel_plan (update_tp_plan before 5.21): raises ValueError.
     "nvfp4": "from_pretrained raises: quantizers/quantizer_nvfp4.py refuses tp_size above 1 (ValueError)",
 }
+# Those that fail with any plan; the others run where the plan leaves their weights whole (measured with diffllama).
+FAILING_WITH_ANY_PLAN = (COMPRESSED, "nvfp4")
 # The same for weights that are dequantized while they load.
 PER_TENSOR = (
     # DtensorShardOperation.shard_tensor, distributed/sharding_utils.py: a scalar has no dim to slice.
@@ -73,6 +77,13 @@ def dequantizes(scheme: Scheme) -> bool:
     return scheme.method in (*FP8, "mxfp4") or (scheme.method == COMPRESSED and scheme.dequantize)
 
 
+def failure_with_any_plan(scheme: Scheme) -> str:
+    """What goes wrong at any tp_size above 1 whatever the plan cuts, or an empty string."""
+    if scheme.method not in FAILING_WITH_ANY_PLAN or dequantizes(scheme):
+        return ""
+    return FAILURES[scheme.method]
+
+
 def failure(scheme: Scheme, quantized: Quantized, cut_dim: int | None) -> str:
     """What goes wrong with a weight that the plan cuts whatever the sizes, or an empty string.
 
@@ -103,7 +114,10 @@ def quantized_weights(model: Any, scheme: Scheme) -> dict[str, Quantized]:
         transposed = bool(getattr(module, "is_transposed", False)) or scheme.method == "mxfp4"
         for parameter, tensor in module.named_parameters(recurse=False):
             if tensor.ndim == 3 or (tensor.ndim == 2 and parameter == "weight"):
-                found[f"{name}.{parameter}"] = Quantized(layout=layout, transposed=transposed and tensor.ndim == 3)
+                parts = 2 if tensor.ndim == 3 and parameter in FUSED and scheme.method != "mxfp4" else 1
+                found[f"{name}.{parameter}"] = Quantized(
+                    layout=layout, transposed=transposed and tensor.ndim == 3, parts=parts
+                )
     return found
 
 
@@ -112,12 +126,12 @@ def _modules(model: Any, scheme: Scheme) -> Iterator[tuple[str, Layout]]:
     if scheme.method == COMPRESSED:
         yield from _compressed_modules(candidates, scheme)
         return
-    skipped = _skipped(model, scheme)
+    skipped = [(pattern, _literal_parts(pattern)) for pattern in _skipped(model, scheme)]
     for name, module in candidates:
         layout = scheme.expert_layout if _is_experts(module) else scheme.layout
         if layout is None or (scheme.method == "gptq" and not _in_a_block(name, scheme)):
             continue
-        near = [pattern for pattern in skipped if _may_match(pattern, name)]
+        near = [pattern for pattern, parts in skipped if all(part in name for part in parts)]
         if internals().should_convert_module(name, near):
             yield name, layout
 
@@ -162,12 +176,12 @@ def _renamed(model: Any, names: Iterable[str]) -> list[str]:
     return found
 
 
-def _may_match(pattern: str, name: str) -> bool:
-    """False only where `should_convert_module` cannot find `pattern` in `name`.
+def _literal_parts(pattern: str) -> tuple[str, ...]:
+    """What a name must contain for `should_convert_module` to find `pattern` in it, the rarest first; empty if unclear.
 
     Published lists hold thousands of names, and each of them is compiled as a regular expression there.
     """
-    return not PLAIN.fullmatch(pattern) or all(part in name for part in pattern.split("."))
+    return tuple(reversed(pattern.split("."))) if PLAIN.fullmatch(pattern) else ()
 
 
 def _in_a_block(name: str, scheme: Scheme) -> bool:
