@@ -18,7 +18,7 @@ SOURCES = [file for file in Path(tpplan.__file__).parent.rglob("*.py") if file.n
 SHOWN_BY_A_TEST = {
     "TPP304": "Transformers before 5.23 on a TPU",
     "TPP309": "Transformers before 5.21",
-    "TPP337": "Transformers before 5.21",
+    "TPP337": "Transformers 5.20 and older",
     "TPP342": "a model that only its miniature can run, and that takes long",
     "TPP403": "no small model of the installed release runs forward and stops in its backward",
     "TPP506": "the loader of the installed release has no such fault",

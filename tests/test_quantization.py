@@ -37,7 +37,7 @@ from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic
 from tpplan.load import load_sharded
 from tpplan.model.config import ModelSpec
-from tpplan.model.internals import internals, transformers_version
+from tpplan.model.internals import internals
 from tpplan.model.quantization import Layout, Quantized, quantized_bytes
 from tpplan.model.quantization_config import Malformed, read_scheme
 from tpplan.model.quantization_facts import quantization_facts
@@ -499,7 +499,7 @@ def test_rules_that_an_old_quantizer_takes_away(monkeypatch: pytest.MonkeyPatch)
     """TPP337: Transformers 5.19 and 5.20 replaced the plan of Qwen3 models, so nothing of the experts is cut."""
     config = moe(moe_intermediate_size=48, quantization_config=BLOCK)
     judged = subject(config, 2)
-    if transformers_version() >= (5, 21):
+    if not hasattr(internals().fp8_quantizer, "update_tp_plan"):
         assert dropped_rules(judged.spec, judged.spec.scheme) == () and "TPP332" in findings(config, 2)
 
         class Old:
@@ -627,9 +627,11 @@ def test_null_is_no_quantization() -> None:
 def test_a_nested_config_counts_as_transformers_reads_it() -> None:
     nested = configs.qwen3_vl_30b_a3b()
     nested["text_config"]["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    assert "TPP332" in findings(nested, 4)  # 768 / 4 = 192
+    assert subject(nested, 4).spec.scheme.layout.block == (128, 128)
     nested["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [64, 64]}
-    assert "TPP332" not in findings(nested, 4)
+    assert subject(nested, 4).spec.scheme.layout.block == (64, 64)
+    nested["quantization_config"] = {}  # gives way, as in get_hf_quantizer
+    assert subject(nested, 4).spec.scheme.layout.block == (128, 128)
 
 
 def test_dequantized_on_cpu() -> None:

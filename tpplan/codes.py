@@ -287,7 +287,7 @@ CODES: dict[str, Code] = {
     "TPP337": _warning(
         "quantizer-changes-plan",
         "the quantizer replaces the model's plan",
-        "Before 5.21 the fp8 quantizer gave every Qwen3 model the plan of a dense one, so the fused experts stay whole "
+        "In 5.20 and older the fp8 quantizer gave every Qwen3 model the plan of a dense one, so the fused experts stay whole "
         "on every rank, and `bytes_per_rank` is too small.",
     ),
     "TPP338": _warning(

@@ -244,7 +244,7 @@ def _dropped(subject: Subject, rules: tuple[str, ...]) -> Diagnostic:
         where=_file(subject),
         evidence=f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
         f"{versions().get('transformers')}",
-        fix="install Transformers 5.21 or newer",
+        fix="install Transformers 5.22 or newer",
     )
 
 

@@ -34,7 +34,7 @@ FAILURES: dict[str, str] = {
     # compressed_tensors.offload.from_accelerate dispatches the model in its first forward and reads forward.__func__.
     COMPRESSED: "the first forward raises: compressed_tensors expects methods where distributed/tensor_parallel.py has "
     "put functions (AttributeError __func__; measured with compressed-tensors 0.20.1)",
-    # quantizers/quantizer_nvfp4.py, update_parallel_plan (update_tp_plan before 5.21): raises ValueError.
+    # quantizers/quantizer_nvfp4.py, update_parallel_plan (update_tp_plan in 5.20 and older): raises ValueError.
     "nvfp4": "from_pretrained raises: quantizers/quantizer_nvfp4.py refuses tp_size above 1 (ValueError)",
 }
 # Those that fail with any plan; the others run where the plan leaves their weights whole (measured with diffllama).
@@ -217,7 +217,7 @@ def _targets(names: Iterable[str], classes: set[str], pattern: str) -> bool:
 def dropped_rules(spec: ModelSpec, scheme: Scheme) -> tuple[str, ...]:
     """Rules of the model's own plan that the quantizer takes away, below the base model; sorted.
 
-    Before 5.21 the fp8 quantizer replaced the plan of every Qwen3 config by one of a dense model
+    In 5.20 and older the fp8 quantizer replaced the plan of every Qwen3 config by one of a dense model
     (FineGrainedFP8HfQuantizer.update_tp_plan), so that fused experts stay whole on every rank.
     """
     if scheme.method not in FP8:
