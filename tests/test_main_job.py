@@ -426,7 +426,7 @@ class TestTiedWeightsOnTpu:
         names: tuple[str, ...] | None = BOTH,
         form: str = "index",
         version: tuple[int, ...] = (5, 22, 1),
-        device: str = "tpu-v6e",
+        device: str = "tpu-v5p",
         tied: bool = True,
         tp_size: int = 2,
     ) -> list[tuple[str, str]]:

@@ -6,13 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tpplan
+from tests import configs
+from tests.subjects import subject
+from tpplan.checks import targets as checks_of_targets
+from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
 from tpplan.choices import MAX_TP_SIZE, Device
+from tpplan.codes import CODES, Severity
+from tpplan.diagnostics import PlanError
 from tpplan.targets import CHIPS_PER_HOST, PCI_IDS, TARGETS, Attached, attached_tpus, resolve
 
 # An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
@@ -180,3 +188,101 @@ def test_without_tpus_a_generic_tpu_stays_generic(tmp_path: Path) -> None:
     assert attached_tpus(tmp_path) is None
     assert attached_tpus(bus(tmp_path / "other", ("0x1ae0", "0x0042", True))) is None
     assert resolve("tpu", tmp_path) is TARGETS[Device.TPU]
+
+
+class TestCheck:
+    """TPP320 to TPP323, on a machine without a TPU and on one made of files."""
+
+    def found(self, tp_size: int, device: str, **options: Any) -> dict[str, str]:
+        """code -> message and evidence of what the checks of targets say."""
+        judged = replace(subject(configs.llama(), tp_size, **options), device=device)
+        checks = (check_device_count, check_generation, check_training_on_tpu)
+        return {d.code: f"{d.message}; {d.evidence}; {d.fix}" for check in checks for d in check(judged)}
+
+    @pytest.fixture(autouse=True)
+    def no_tpu(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.machine(monkeypatch, tmp_path / "none")
+
+    def machine(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        """Let the checks look at the bus under `root`."""
+        monkeypatch.setattr(checks_of_targets, "resolve", lambda device: resolve(device, root))
+
+    @pytest.mark.parametrize(
+        ("device", "sizes"),
+        [("tpu-v5e", (2, 3, 5, 6, 7, 12, 24, 48, 512)), ("tpu-v5p", (3, 6, 12, 96, 100)), ("tpu-v7", (3, 12, 6, 192))],
+    )
+    def test_a_size_that_does_not_exist(self, device: str, sizes: tuple[int, ...]) -> None:
+        for size in sizes:
+            assert list(self.found(size, device)) == ["TPP320"], size
+
+    def test_the_sizes_that_exist_are_listed(self) -> None:
+        said = self.found(3, "tpu-v5e")["TPP320"]
+        assert "one host runs 1, 4 or 8 devices, several run 16, 32, 64, 128, 256" in said
+        assert "--tp-size 4 --device tpu-v5e judges" in said
+        assert "whole multiples of 64" in self.found(3, "tpu-v5p")["TPP320"]
+        assert "--tp-size 256 " in self.found(MAX_TP_SIZE, "tpu-v6e")["TPP320"], "the largest, when none is larger"
+
+    @pytest.mark.parametrize("device", GENERATIONS)
+    def test_a_fix_names_a_size_that_exists(self, device: Device) -> None:
+        for size in (3, 5, 9, 17, 33, 100, 257, 5000, MAX_TP_SIZE):
+            if not TARGETS[device].exists(size):
+                fix = self.found(size, device)["TPP320"].rpartition("; ")[2].split()
+                assert TARGETS[device].exists(int(fix[fix.index("--tp-size") + 1]))
+
+    @pytest.mark.parametrize("device", GENERATIONS)
+    def test_sizes_of_one_host_and_a_single_rank_are_silent(self, device: Device) -> None:
+        for size in (1, *TARGETS[device].host_counts):
+            assert self.found(size, device) == {}
+
+    def test_several_hosts_are_a_note_that_says_what_they_need(self) -> None:
+        said = self.found(16, "tpu-v5e")
+        assert list(said) == ["TPP321"]
+        assert CODES["TPP321"].severity is Severity.NOTE
+        for part in ("takes 4 tpu-v5e hosts of 4 devices", "TORCH_TPU_TOPOLOGY=4,4,1", "(0 to 3)", "per_node=4"):
+            assert part in said["TPP321"]
+        assert "2 tpu-v7 hosts of 8 devices" in self.found(16, "tpu-v7")["TPP321"]
+
+    def test_the_hosts_of_a_note_are_what_torch_tpu_prints(self) -> None:
+        """The variables that the note names, given to the real set_tpu_launch_env; it needs no chip for several hosts."""
+        if not TPU_PYTHON:
+            pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
+        given = {
+            "TPU_WORKER_HOSTNAMES": "host-a,host-b,host-c,host-d",
+            "JOB_COMPLETION_INDEX": "2",
+            "TORCH_TPU_TOPOLOGY": TARGETS[Device.TPU_V5E].topology(16),
+            "PYTHONPATH": str(Path(checks_of_targets.__file__).parents[2]),
+        }
+        command = [TPU_PYTHON, "-m", "tpplan", "launch", "--device", "tpu", "--print-env"]
+        done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        printed = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        wanted = {"NNODES": "4", "NODE_RANK": "2", "MASTER_ADDR": "host-a", "MASTER_PORT": "29500"}
+        assert {name: printed.get(name) for name in wanted} == wanted
+
+    def test_cpu_has_no_limits(self) -> None:
+        assert self.found(3, "cpu") == self.found(1000, "cpu") == self.found(3, "cpu", training=True) == {}
+
+    def test_any_tpu_is_said_to_be_unchecked(self) -> None:
+        assert list(self.found(3, "tpu")) == ["TPP323"]
+
+    def test_any_tpu_is_the_one_on_the_bus(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        self.machine(monkeypatch, bus(tmp_path / "v6e", *[("0x1ae0", "0x006f", True)] * 4))
+        assert self.found(4, "tpu") == {}
+        assert "tpu-v6e is what this machine's PCI bus has" in self.found(3, "tpu")["TPP320"]
+
+    def test_training_on_tpu_is_a_warning(self) -> None:
+        assert list(self.found(4, "tpu-v6e", training=True)) == ["TPP322"]
+        assert list(self.found(1, "tpu-v6e", training=True)) == ["TPP322"]
+
+    def test_a_plan_is_pointed_at_by_line(self, tmp_path: Path) -> None:
+        text = (Path(__file__).parent / "cases/TPP103-passing/plan.yaml").read_text(encoding="utf-8")
+        plan = tmp_path / "plan.yaml"
+        plan.write_text(text.replace("tpu-v5p", "tpu-v5e"), encoding="utf-8")
+        where = {d.code: d.where.line for d in tpplan.check(str(plan), depth="static").diagnostics}
+        line = {text.splitlines()[number - 1].strip() for number in where.values()}
+        assert where.keys() == {"TPP320", "TPP322"} and line == {"tp_size: 2", "purpose: training"}
+
+    def test_no_plan_is_made_for_a_size_that_does_not_exist(self, tmp_path: Path) -> None:
+        configs.write(tmp_path, configs.llama())
+        with pytest.raises(PlanError, match="TPP320"):
+            tpplan.plan(str(tmp_path), 2, device="tpu-v5e")

@@ -142,7 +142,7 @@ def test_ranks_on_a_tpu_get_the_launch_environment(tmp_path: Path, monkeypatch: 
     name = f"{str(tmp_path / 'loaded')!r} + os.environ['RANK'] + os.environ.get('FAKE_RANKS', '-')"
     imitate(tmp_path, monkeypatch, chips=4, load=f"'RANK' in os.environ and os.mkdir({name})")
     model = checkpoints.llama(tmp_path / "model")
-    report = verify(Request(what=str(model), tp_size=2, device="tpu-v6e"))
+    report = verify(Request(what=str(model), tp_size=2, device="tpu-v5p"))
     assert report.diagnostics == ()
     assert report.stages["launch"].status is Status.PASSED
     assert sorted(path.name for path in tmp_path.glob("loaded*")) == ["loaded02", "loaded12"]

@@ -11,6 +11,7 @@ from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partn
 from tpplan.checks.quantization import check_quantization
 from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles, with_names_mended
 from tpplan.checks.subject import Subject
+from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
 from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu
 from tpplan.checks.widths import check_gathered_widths
 from tpplan.diagnostics import Diagnostic
@@ -28,6 +29,9 @@ EXPLAINING = (
     check_gathered_widths,
     check_tied_styles,
     check_tied_weights_on_tpu,
+    check_device_count,
+    check_generation,
+    check_training_on_tpu,
 )
 
 
