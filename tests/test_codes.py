@@ -25,6 +25,7 @@ SHOWN_BY_A_TEST = {
     "TPP901": "a broken installation",
     **{code: "real ranks" for code in CODES if code.startswith(("TPP51", "TPP52"))},
     **{code: "torch_tpu or a launcher" for code in CODES if code.startswith("TPP91")},
+    **{code: "a machine, see `tpplan doctor`" for code in CODES if code.startswith(("TPP92", "TPP93"))},
 }
 
 

@@ -48,6 +48,7 @@ class SchemaName(StrEnum):
     PLAN = "plan"
     REPORT = "report"
     SIZES = "sizes"
+    DOCTOR = "doctor"
 
 
 ModelOrPlanArgument = Annotated[
@@ -313,6 +314,22 @@ def launch(
 
 
 @app.command()
+def doctor(
+    device: Annotated[Device | None, typer.Option(help="What must work here. Default: the TPU it has, or cpu.")] = None,
+    output_format: FormatOption = Format.TEXT,
+) -> int:
+    """Say what on this machine would keep a launch from working, or silently spoil it: one line for each thing."""
+    from tpplan.doctor import diagnose, rendering
+
+    diagnosis = diagnose(device)
+    if output_format is Format.JSON:
+        sys.stdout.write(rendering.as_json(diagnosis))
+    else:
+        _print(rendering.as_table(diagnosis))
+    return diagnosis.exit_code
+
+
+@app.command()
 def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="A code such as TPP301, or its slug.")]) -> int:
     """Print the page of a code."""
     from tpplan.codes import CODES
@@ -328,7 +345,7 @@ def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="A code suc
 
 @app.command()
 def schema(name: Annotated[SchemaName, typer.Argument(help="Which schema.")] = SchemaName.PLAN) -> int:
-    """Print the JSON Schema of plan files, or of the report of `check --format json`."""
+    """Print the JSON Schema of plan files, or of what `check`, `sizes` and `doctor` print with --format json."""
     from importlib.resources import files
 
     sys.stdout.write(files("tpplan").joinpath(f"{name}.schema.json").read_text(encoding="utf-8"))

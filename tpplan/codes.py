@@ -532,4 +532,84 @@ CODES: dict[str, Code] = {
         "The evidence is the end of torchrun's own output. With several hosts, all must be given the same endpoint, "
         "and be able to reach it.",
     ),
+    # 92x and 93x: what the doctor finds on a machine
+    "TPP920": _error(
+        "requirement-not-met",
+        "a package is missing or outside a range that another asks for",
+        "The ranges are those in the metadata of the installed packages, as pip reads them: what a package requires "
+        "always, and its optional integration with a package that happens to be installed. pip keeps them when it "
+        "installs, and breaks them when another package is installed later or without its dependencies.",
+    ),
+    "TPP921": _error(
+        "no-native-library",
+        "torch_tpu ships no native library for the installed torch",
+        "torch_tpu has a set of libraries for each torch release that broke its binary interface, and loads the newest "
+        "set that is not newer than torch. Before the oldest there is none, and `import torch` raises.",
+    ),
+    "TPP922": _error(
+        "import-breaks",
+        "torch, Transformers or torch_tpu does not import",
+        "A child process imported it and raised, ended, or did not answer in time; the evidence is its last word. torch "
+        "loads torch_tpu by itself, so a torch_tpu that is broken breaks `import torch`, on cpu too; "
+        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out.",
+    ),
+    "TPP923": _error(
+        "chips-not-usable",
+        "the chips of this machine are not the ones that torch can use",
+        "torch_tpu counts the TPUs on the PCI bus that /dev/vfio exposes. Ranks need as many as torch.accelerator sees, "
+        "in a number for which torch_tpu knows a topology.",
+    ),
+    "TPP924": _error(
+        "chip-held",
+        "another process holds a chip",
+        "A chip serves one process at a time. One that a finished launch left behind keeps the next one from starting, "
+        "or makes it wait. Processes are found by their open files and by libtpu's lock, /tmp/libtpu_lockfile.",
+    ),
+    "TPP925": _error(
+        "rank-variables-left",
+        "the environment says that this process is a rank, and no launcher is there",
+        "RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE is set without torchrun's TORCHELASTIC_RUN_ID. A process "
+        "that loads a sharded model with them waits for ranks that nobody started.",
+    ),
+    "TPP926": _error(
+        "launch-variables-at-odds",
+        "the variables of the TPU launch contradict each other",
+        "set_tpu_launch_env overwrites nothing that is set: variables of an earlier launch, of another topology or of "
+        "other hosts go into the next one, which then raises or waits for ever.",
+    ),
+    "TPP927": _error(
+        "torch-tpu-kept-out",
+        "torch is told not to load torch_tpu",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD is neither unset nor 1. torch then has no tpu device, whatever is installed.",
+    ),
+    "TPP928": _warning(
+        "tcmalloc-missing",
+        "tcmalloc is not the allocator",
+        "torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds locks; "
+        "torch_tpu warns of it on import. Preload tcmalloc before Python starts.",
+    ),
+    "TPP929": _error(
+        "hub-kernels-incomplete",
+        "kernels from the hub cannot run on TPU",
+        "The kernels library has TPU kernels from 0.17; they wrap JAX and Pallas, so jax must be installed.",
+    ),
+    "TPP930": _error(
+        "port-taken",
+        "a port that the launch needs cannot be listened on",
+        "Ranks meet at MASTER_PORT (29500 unless set), torch_tpu's processes at the ports in "
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES, from TORCH_TPU_BASE_PORT (8070) on where there are several hosts.",
+    ),
+    "TPP931": _error(
+        "memory-too-small",
+        "a process for each device does not fit into memory",
+        "The memory that is free, of the machine or of this container if less, is below what processes need that have "
+        "imported torch and Transformers, one for each device. A model comes on top.",
+    ),
+    "TPP932": _error(
+        "chip-variables-left",
+        "variables of libtpu are left over from another process",
+        "torch_tpu's native code sets TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS and the like for each rank. Set for all "
+        "processes, as JAX users do by hand, they make ranks see other chips. TPU_LIBRARY_PATH, when set, replaces the "
+        "path of the installed libtpu.",
+    ),
 }

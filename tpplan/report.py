@@ -35,7 +35,7 @@ def as_text(report: Report) -> Text:
         text.append(f"{name:<8} ")
         text.append(f"{stage.status:<8}", style=STATUS_STYLE[stage.status])
         text.append(f" {stage.seconds:.2f} s")
-        text.append(f"  {_shown(stage.reason)}\n" if stage.reason else "\n")
+        text.append(f"  {shown(stage.reason)}\n" if stage.reason else "\n")
     if report.bytes_per_rank:
         share = report.bytes_per_rank
         held, whole, ideal = in_one_unit(share.parameters, share.whole, share.ideal)
@@ -46,7 +46,7 @@ def as_text(report: Report) -> Text:
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""
-    text.append(f": {_shown(report.model)}{size}\n" if report.model else "\n")
+    text.append(f": {shown(report.model)}{size}\n" if report.model else "\n")
     return text
 
 
@@ -68,16 +68,16 @@ def diagnostic_text(diagnostic: Diagnostic, *, with_fix: bool = True) -> Text:
 
     text = Text()
     place = str(diagnostic.where)
-    text.append(_shown(f"{place}: ") if place else "")
+    text.append(shown(f"{place}: ") if place else "")
     text.append(str(diagnostic.severity), style=SEVERITY_STYLE[diagnostic.severity])
-    text.append(f" {diagnostic.code} {diagnostic.slug}: {_shown(diagnostic.message)}\n")
+    text.append(f" {diagnostic.code} {diagnostic.slug}: {shown(diagnostic.message)}\n")
     if diagnostic.evidence:
-        text.append(f"  evidence: {_shown(diagnostic.evidence)}\n", style="dim")
+        text.append(f"  evidence: {shown(diagnostic.evidence)}\n", style="dim")
     if diagnostic.fix and with_fix:
-        text.append(f"  fix: {_shown(diagnostic.fix)}\n")
+        text.append(f"  fix: {shown(diagnostic.fix)}\n")
     return text
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """`text` with control characters spelled out: a name from a file must not move the cursor or forge a line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
