@@ -272,7 +272,7 @@ def test_a_quantized_checkpoint_is_not_run(llama: Path, tmp_path: Path) -> None:
     quantized = tmp_path / "quantized"
     shutil.copytree(llama, quantized)
     config = json.loads((quantized / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [8, 8]}
     (quantized / "config.json").write_text(json.dumps(config))
     report = verify(Request(what=str(quantized), tp_size=2))
     assert codes(report) == []
