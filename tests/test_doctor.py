@@ -114,7 +114,9 @@ class TestVersions:
         installs.add("torch_tpu", "0.2.0", "torch>=2.11.0,<=2.15.0")
         assert self.lines()["torch_tpu"].status is PASSED
         installs.add("torch", "2.16.0+cpu")
-        assert "torch is 2.16.0+cpu" in self.lines()["torch_tpu"].found
+        line = self.lines()["torch_tpu"]
+        assert "torch is 2.16.0+cpu" in line.found
+        assert line.fix.startswith("pip install -c constraints.txt 'torch"), "an open range of torch takes a CUDA build"
 
     def test_a_local_build_of_the_last_release_is_in_range(self, installs: Installs) -> None:
         installs.add("torch_tpu", "0.2.0", "torch>=2.11.0,<=2.15.0")
@@ -249,6 +251,10 @@ class TestImports:
             ("import os, sys\nsys.stderr.write('the last word\\n')\nos.abort()", "ended by SIGABRT: the last word"),
             ("import os\nos.kill(os.getpid(), 11)", "ended by SIGSEGV"),
             ("import os\nos._exit(7)", "ended with 7"),
+            (
+                "import os\nos.write(2, b'F0000 00:00:1 a.cc:19] Check failed: x\\n=== Trace\\n)\\n')\nos._exit(1)",
+                "failed: x",
+            ),
             ("raise SystemExit(0)", "SystemExit"),
         ],
     )

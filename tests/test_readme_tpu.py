@@ -110,8 +110,7 @@ def test_what_the_doctor_is_shown_to_say(tmp_path: Path) -> None:
     text = README.read_text(encoding="utf-8")
     [block] = re.findall(r"^```console\n\$ tpplan (doctor .*?) \| grep -A1 failed\n(.*?)^```$", text, re.M | re.S)
     command, shown = block
-    environment = {name: "" for name in ("LD_PRELOAD",)}
-    done = run([sys.executable, "-m", "tpplan", *command.split()], tmp_path, **environment)
+    done = run([sys.executable, "-m", "tpplan", *command.split()], tmp_path, LD_PRELOAD="")
     assert done.returncode == 1
     said = {line.rstrip() for line in done.stdout.splitlines()}
     wanted = [line.rstrip() for line in shown.splitlines()]

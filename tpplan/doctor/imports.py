@@ -7,6 +7,7 @@ after it what it found; how it ends, and which step was the last, is the finding
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tpplan.doctor.packages import installed
 from tpplan.launch.processes import Workspace, workspace
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+FATAL = re.compile(r"F\d{4} ")  # a line of absl's log that ended the process; a trace follows it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,24 +137,25 @@ def _finish(role: str, machine: Machine, children: Workspace, process: subproces
 
 
 def _ending(code: int, log: Path) -> str:
-    """How a child ended that did not end by itself, with its last word."""
+    """How a child ended that did not end by itself, with its last word: native code's fatal line, else the last one."""
     how = f"the process was ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"{how}: {lines[-1].strip()[:300]}" if lines else how
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    said = [line for line in lines if FATAL.match(line)] or [line for line in lines if re.search(r"\w", line)]
+    return f"{how}: {said[-1][:400]}" if said else how
 
 
 def child(role: str, file: str) -> None:
     """Be the child: take the steps of `role`, and write each one's start and answer to `file`, a JSON line each."""
-    answers = Path(file).open("w", encoding="utf-8", buffering=1)
-    for name, step in STEPS[role].items():
-        answers.write(json.dumps({"step": name}) + "\n")
-        try:
-            answer = {"found": step()}
-        except BaseException as error:  # a broken install raises anything, SystemExit too; it is the finding
-            answer = {"error": "; caused by ".join(_causes(error))}
-        answers.write(json.dumps({"step": name} | answer) + "\n")
-        if "error" in answer:
-            return
+    with Path(file).open("w", encoding="utf-8", buffering=1) as answers:
+        for name, step in STEPS[role].items():
+            answers.write(json.dumps({"step": name}) + "\n")
+            try:
+                answer = {"found": step()}
+            except BaseException as error:  # a broken install raises anything, SystemExit too; it is the finding
+                answer = {"error": "; caused by ".join(_causes(error))}
+            answers.write(json.dumps({"step": name} | answer) + "\n")
+            if "error" in answer:
+                return
 
 
 def _causes(error: BaseException) -> Iterator[str]:

@@ -89,19 +89,25 @@ def _package(package: str, machine: Machine) -> Line:
     unmet = [problem for requirement in requirements if (problem := _unmet(requirement))]
     if unmet:
         found = f"{distribution.version} {'; '.join(found for found, _ in unmet)}"
-        fix = f"pip install {' '.join(repr(wanted) for _, wanted in unmet)}"
-        return failed(package, found, code="TPP920", fix=fix)
+        return failed(package, found, code="TPP920", fix=_install(*(wanted for _, wanted in unmet)))
     return passed(package, f"{distribution.version}; requirements met: {len(requirements)}")
 
 
 def _missing(package: str, machine: Machine) -> Line:
     if package in ALWAYS:
-        fix = f"pip install -c constraints.txt {package} (tpplan's tested versions)"
+        fix = f"pip install -c constraints.txt {package} (tpplan's tested version)"
         return failed(package, f"not installed; {ALWAYS[package]}", code="TPP920", fix=fix)
     if package == "torch_tpu" and machine.wants_tpu:
         found = "not installed: without it torch has no tpu device"
         return failed(package, found, code="TPP910", fix="pip install torch_tpu")
     return not_applicable(package, OPTIONAL[package])
+
+
+def _install(*wanted: str) -> str:
+    """The command that installs these; torch in the tested version, for an open range of it takes a CUDA build."""
+    pinned = any(Requirement(text).name == "torch" for text in wanted)
+    shown = " ".join(text if text.isidentifier() else repr(text) for text in wanted)
+    return f"pip install {'-c constraints.txt ' if pinned else ''}{shown}"
 
 
 def _broken(distribution: Distribution) -> str:
@@ -152,7 +158,7 @@ def _native_libraries() -> Line:
     serving = max((candidate for candidate in built if candidate <= torch.release), default=None)
     if serving is None:
         found = f"torch is {torch}; torch_tpu has libraries for {listed}"
-        return failed(name, found, code="TPP921", fix=f"pip install torch=={'.'.join(map(str, max(built)))}")
+        return failed(name, found, code="TPP921", fix=_install("torch"))
     return passed(name, f"those for torch {'.'.join(map(str, serving))} serve {torch} (there are {listed})")
 
 
