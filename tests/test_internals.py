@@ -11,7 +11,11 @@ import pytest
 from tests import configs
 from tpplan.diagnostics import PlanError
 from tpplan.model import internals as door
-from tpplan.model.internals import PROBES, internals
+from tpplan.model.internals import ARGUMENTS, MEMBERS, PROBES, internals
+
+members = [(name, member) for name, names in MEMBERS.items() for member in names]
+arguments = [(called, argument) for called, names in ARGUMENTS.items() for argument in names]
+modules = sorted({module for _, holders in PROBES.values() for module in holders[:1]})
 
 
 @pytest.fixture
@@ -36,48 +40,57 @@ def test_the_signatures_are_the_ones_that_are_called() -> None:
     assert list(inspect.signature(known.style_of).parameters) == ["parameter_name", "plan", "is_weight"]
     assert "distributed_config" in inspect.signature(known.mixin.prepare_distribute_model).parameters
     assert len(inspect.signature(known.mixin.maybe_distribute_model).parameters) == 3
-    assert "allow_non_fake_inputs" in inspect.signature(known.FakeTensorMode).parameters
 
 
-def test_the_model_s_own_attributes_are_there() -> None:
-    """What build_skeleton and shard read from a model."""
-    from transformers import PreTrainedModel
-
-    for name in ("tp_plan", "ep_plan", "tie_weights", "get_output_embeddings"):
-        assert hasattr(PreTrainedModel, name), name
-    assert "recompute_mapping" in inspect.signature(PreTrainedModel.tie_weights).parameters
-
-
-class TestMoved:
+class TestTakenAway:
     """TPP901 names what is missing and what is installed; nothing was checked."""
 
-    @pytest.mark.parametrize("name", ["styles", "style_of", "FakeStore", "no_tie_weights"])
-    def test_a_missing_attribute(self, name: str, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("name", PROBES)
+    def test_an_attribute(self, name: str, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
         attribute, modules = PROBES[name]
-        for module in modules:
-            monkeypatch.delattr(door._import(module), attribute, raising=False)
-        (diagnostic,) = missing()
-        assert f"{modules[0]}.{attribute}" in diagnostic.evidence
-        assert f"transformers {door.versions()['transformers']}" in diagnostic.evidence
+        for module in filter(None, map(door._import, modules)):
+            monkeypatch.delattr(module, attribute, raising=False)
+        assert said(monkeypatch) == [f"{modules[0]}.{attribute}"]
 
-    def test_a_missing_module(self, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("name", "member"), members, ids=[".".join(pair) for pair in members])
+    def test_a_member_of_a_class(self, name: str, member: str, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        for holder in getattr(internals(), name).__mro__:
+            if member in vars(holder):
+                monkeypatch.delattr(holder, member)
+        assert f"{PROBES[name][0]}.{member}" in said(monkeypatch)
+
+    @pytest.mark.parametrize(("called", "argument"), arguments, ids=[" ".join(pair) for pair in arguments])
+    def test_an_argument(self, called: str, argument: str, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        name, _, member = called.partition(".")
+        attribute, modules = PROBES[name]
+        holder = next(m for m in map(door._import, modules) if hasattr(m, attribute))
+        if member:
+            monkeypatch.setattr(getattr(holder, attribute), member, lambda self: None)
+        else:
+            monkeypatch.setattr(holder, attribute, lambda: None)
+        shown = attribute + (f".{member}" if member else "")
+        assert said(monkeypatch) == [f"the argument {argument} of {shown}"]
+
+    @pytest.mark.parametrize("name", modules)
+    def test_a_module(self, name: str, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All that it held is named at once; what an older module held instead is found there."""
         real = door.importlib.import_module
 
-        def without_fake_tensors(name: str) -> ModuleType:
-            if name == "torch._subclasses.fake_tensor":
-                raise ModuleNotFoundError(name)
-            return real(name)
+        def without(asked: str) -> ModuleType:
+            if asked == name:
+                raise ModuleNotFoundError(asked)
+            return real(asked)
 
-        monkeypatch.setattr(door.importlib, "import_module", without_fake_tensors)
-        (diagnostic,) = missing()
-        for name in ("FakeTensorMode", "DynamicOutputShapeException"):
-            assert f"torch._subclasses.fake_tensor.{name}" in diagnostic.evidence, "all at once"
-
-    def test_a_missing_method(self, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delattr(internals().mixin, "maybe_distribute_model")
-        internals.cache_clear()
-        (diagnostic,) = missing()
-        assert "DistributedMixin.maybe_distribute_model" in diagnostic.evidence
+        monkeypatch.setattr(door.importlib, "import_module", without)
+        only_there = {
+            f"{holders[0]}.{attribute}"
+            for attribute, holders in PROBES.values()
+            if name in holders and not any(hasattr(door._import(other), attribute) for other in holders)
+        }
+        if only_there:
+            assert set(said(monkeypatch)) == only_there
+        else:
+            assert internals()
 
     def test_is_an_error_of_the_command_line_and_no_bug(
         self, unprobed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path
@@ -91,9 +104,25 @@ class TestMoved:
         assert "transformers.distributed.tensor_parallel.moved_away" in printed.out
         assert printed.err == ""
 
+    def test_is_said_before_the_model_is_blamed(
+        self, unprobed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path
+    ) -> None:
+        """A class that does not build is TPP116, unless it is the installation that lacks what builds it."""
+        from tpplan.cli import main
 
-def missing() -> tuple:
+        monkeypatch.delattr(door._import("transformers.initialization"), "no_tie_weights")
+        assert main(["check", configs.write(tmp_path, configs.llama()), "--tp-size", "2"]) == 1
+        assert "TPP901" in capsys.readouterr().out
+
+
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the door, opened anew, says is missing. The release is itself again afterwards."""
+    internals.cache_clear()
     with pytest.raises(PlanError) as caught:
         internals()
-    assert all(diagnostic.code == "TPP901" for diagnostic in caught.value.report.diagnostics)
-    return caught.value.report.diagnostics
+    monkeypatch.undo()
+    (diagnostic,) = caught.value.report.diagnostics
+    assert diagnostic.code == "TPP901"
+    missing, _, installed = diagnostic.evidence.removeprefix("missing: ").partition("; installed: ")
+    assert f"transformers {door.versions()['transformers']}" in installed
+    return missing.split("; ")

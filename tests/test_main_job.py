@@ -32,7 +32,7 @@ SHIPPED = sorted((Path(__file__).parent.parent / "plans").glob("*.yaml"))
 measured = pytest.mark.skipif(transformers_version() < (5, 24), reason="measured on 5.24: plans differ")
 needs_sarvam = pytest.mark.skipif("sarvam_moe" not in CONFIG_MAPPING, reason="the installed release has no sarvam_moe")
 needs_exaone = pytest.mark.skipif("exaone" not in CONFIG_MAPPING, reason="the installed release has no exaone")
-needs_replicate = pytest.mark.skipif("replicate" not in known_styles(), reason="the style exists from 5.21.1")
+needs_replicate = pytest.mark.skipif("replicate" not in known_styles(), reason="the style exists from 5.21")
 
 
 @pytest.fixture(scope="session")

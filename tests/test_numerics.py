@@ -21,7 +21,7 @@ from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_
 
 SUMMED = "replicated_with_grad_allreduce"
 GATHER = rules("qkv", "colwise_gather_output") | rules("o", "rowwise_split_input")
-needs_replicate = pytest.mark.skipif("replicate" not in known_styles(), reason="the style exists from 5.21.1")
+needs_replicate = pytest.mark.skipif("replicate" not in known_styles(), reason="the style exists from 5.21")
 
 
 def numerics(

@@ -141,8 +141,8 @@ CODES: dict[str, Code] = {
     "TPP203": _error(
         "unknown-style",
         "the installed Transformers has no such style",
-        "Style names come from the installed Transformers (its registry of parallel styles). `replicate` exists from "
-        "5.21.1, `embedding_colwise` from 5.21.",
+        "Style names come from the installed Transformers (its registry of parallel styles). `replicate` and "
+        "`embedding_colwise` exist from 5.21.",
     ),
     "TPP205": _error(
         "no-tp-plan",

@@ -45,7 +45,9 @@ class Repair:
             return report
         lacking = ""
         if self.judgement.subject.training and GRADIENTS_WHOLE not in known_styles():
-            lacking = f"; this Transformers has no style {GRADIENTS_WHOLE}, which alone keeps whole gradients as they are"
+            lacking = (
+                f"; this Transformers has no style {GRADIENTS_WHOLE}, which alone keeps whole gradients as they are"
+            )
         verdict = Diagnostic(
             code="TPP405",
             message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",

@@ -100,5 +100,5 @@ def check_styles(subject: Subject) -> Iterator[Diagnostic]:
 
 def _style_fix(name: str, nearest: str | None) -> str:
     if name == "replicate":
-        return "install Transformers 5.21.1 or newer, or use colwise_gather_output and rowwise_split_input"
+        return "install Transformers 5.21 or newer, or use colwise_gather_output and rowwise_split_input"
     return f"write {nearest!r}" if nearest else "use a style that it has"

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from types import ModuleType, SimpleNamespace
+from typing import Any
 from unittest import mock
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 
-OLDEST_TRANSFORMERS = (5, 19)
 FSDP_ONLY_WHERE_ASKED = (5, 20)  # before, `ep_size` alone wrapped the model in FSDP
 FULLY_SHARD = "apply_fully_sharded_data_parallelism"
-METHODS = ("prepare_distribute_model", "maybe_distribute_model")
 PACKAGES = ("torch", "transformers", "accelerate", "torch_tpu")
 
 # name here -> the attribute and the modules that have held it, newest first; the comment says who uses it.
@@ -30,8 +30,10 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
         "_get_parameter_plan",
         ("transformers.distributed.parallel_utils", "transformers.distributed.tensor_parallel"),
     ),
-    # prepare_distribute_model and maybe_distribute_model: sharding a skeleton
+    # building a skeleton, sharding and tying it
     "mixin": ("DistributedMixin", ("transformers.distributed.mixin",)),
+    "model": ("PreTrainedModel", ("transformers.modeling_utils",)),
+    "auto_class": ("_BaseAutoModelClass", ("transformers.models.auto.auto_factory",)),
     "no_tie_weights": ("no_tie_weights", ("transformers.initialization",)),
     "no_init_weights": ("no_init_weights", ("transformers.initialization",)),
     # the layouts in which checkpoints are published
@@ -41,8 +43,9 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "quantizer": ("HfQuantizer", ("transformers.quantizers.base",)),
     "fp8_quantizer": ("FineGrainedFP8HfQuantizer", ("transformers.quantizers.quantizer_finegrained_fp8",)),
     "quantization_configs": ("AUTO_QUANTIZATION_CONFIG_MAPPING", ("transformers.quantizers.auto",)),
-    # ranks that do not exist, and weights that hold no memory
+    # ranks that do not exist (on cpu whatever torch sees), and weights that hold no memory
     "clear_dtensor_caches": ("_clear_sharding_prop_cache", ("torch.distributed.tensor.debug",)),
+    "accelerator": ("_get_accelerator", ("torch._C",)),
     "FakeStore": ("FakeStore", ("torch.testing._internal.distributed.fake_pg",)),
     "LocalTensor": ("LocalTensor", ("torch.distributed._local_tensor",)),
     "LocalIntNode": ("LocalIntNode", ("torch.distributed._local_tensor",)),
@@ -55,6 +58,18 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     # what a rank moves and computes
     "CommDebugMode": ("CommDebugMode", ("torch.distributed.tensor.debug",)),
     "flop_registry": ("flop_registry", ("torch.utils.flop_counter",)),
+}
+# What a class found by PROBES must have.
+MEMBERS: dict[str, tuple[str, ...]] = {
+    "mixin": ("prepare_distribute_model", "maybe_distribute_model"),
+    "model": ("tp_plan", "ep_plan", "tie_weights", "get_output_embeddings"),
+    "auto_class": ("_model_mapping", "from_config"),
+}
+# Arguments that are given by name: to what PROBES found, or to one of its members.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "style_of": ("is_weight",),
+    "model.tie_weights": ("recompute_mapping",),
+    "FakeTensorMode": ("allow_non_fake_inputs",),
 }
 
 
@@ -109,15 +124,34 @@ def internals() -> SimpleNamespace:
             found[name] = getattr(holders[0], attribute)
         else:
             missing.append(f"{modules[0]}.{attribute}")
-    for method in METHODS:
-        if "mixin" in found and not hasattr(found["mixin"], method):
-            missing.append(f"DistributedMixin.{method}")
+    missing += [*_missing_members(found), *_missing_arguments(found)]
     if missing:
         raise environment_error(
             "the installed torch and Transformers lack what tpplan needs, so nothing was checked",
             evidence="missing: " + "; ".join(missing) + "; installed: " + _installed(),
         )
     return SimpleNamespace(**found)
+
+
+def _missing_members(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, members in MEMBERS.items():
+        for member in members:
+            if name in found and not hasattr(found[name], member):
+                yield f"{PROBES[name][0]}.{member}"
+
+
+def _missing_arguments(found: Mapping[str, Any]) -> Iterator[str]:
+    for called, arguments in ARGUMENTS.items():
+        name, _, member = called.partition(".")
+        holder = found.get(name)
+        function = getattr(holder, member, None) if member else holder
+        if function is None:
+            continue
+        taken = inspect.signature(function).parameters
+        for argument in arguments:
+            if argument not in taken:
+                shown = PROBES[name][0] + (f".{member}" if member else "")
+                yield f"the argument {argument} of {shown}"
 
 
 def _import(name: str) -> ModuleType | None:
