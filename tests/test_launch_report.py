@@ -13,7 +13,8 @@ import pytest
 
 from tpplan.launch import worker
 from tpplan.checks.subject import Subject
-from tpplan.launch.compare import difference, first_unequal
+from tpplan.difference import difference
+from tpplan.launch.compare import first_unequal
 from tpplan.launch.checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
 from tpplan.launch.findings import Ended, findings
 from tpplan.model.config import load_spec

@@ -112,10 +112,10 @@ class TestRightPlans:
     def test_one_key_value_head_is_every_query_head_s(self, tp_size: int) -> None:
         result = numerics(configs.llama(num_key_value_heads=1), tp_size, rules("kv", SUMMED))
         assert {Part.FORWARD, Part.DYNAMIC_CACHE} <= set(result.ran)
-        assert result.differences == () and result.largest_error < TOLERANCE / 100
+        assert result.differences == () and result.largest_error < TOLERANCE.logits / 100
 
         two_heads = numerics(configs.llama(num_key_value_heads=2), 4, rules("kv", SUMMED))
-        assert two_heads.largest_error > 100 * TOLERANCE
+        assert two_heads.largest_error > 100 * TOLERANCE.logits
 
     def test_one_key_value_head_alone_stops_with_a_static_cache(self) -> None:
         """Transformers packs queries by num_key_value_groups of the whole model, 8 here, and a rank has 2 queries."""
@@ -146,7 +146,7 @@ class TestRightPlans:
         result = numerics(configs.llama(), 2, training=True)
         assert result.passed and result.skipped == {}
         assert result.ran == (Part.FORWARD, Part.DYNAMIC_CACHE, Part.STATIC_CACHE, Part.BACKWARD)
-        assert 0 < result.largest_error < TOLERANCE, "zero would mean that the model was compared with itself"
+        assert 0 < result.largest_error < TOLERANCE.logits, "zero would mean that the model was compared with itself"
 
 
 class TestWhatCannotRun:
@@ -200,7 +200,7 @@ class TestLoad:
 
         def wrong_on_rank_1(*args, **kwargs):
             loaded = real(*args, **kwargs)
-            if dist.get_rank() == 1:
+            if dist.is_initialized() and dist.get_rank() == 1:
                 loaded.model.layers[0].mlp.up_proj.weight.to_local().data[0, 0] += 1
             return loaded
 

@@ -1,7 +1,7 @@
 """The load stage: from_pretrained of the saved miniature as one rank at a time, with no processes.
 
 It runs what only the loader does (weight conversion, fused experts, ties) and compares what the rank got with its slice
-of the checkpoint.
+of what one device gets from the same checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.checkpoint import save_as_published
+from tpplan.model.memory import conversion_errors, out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import one_thread
 from tpplan.model.skeleton import Sharding
+from tpplan.units import ERROR_LENGTH, one_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +51,34 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
         try:
             save_as_published(miniature.model, directory)
         except Exception as error:  # conversions back to the published layout are rarely run upstream
-            reason = f"save_pretrained of the miniature raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            reason = f"save_pretrained of the miniature raises {one_line(error)}"
+            return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
+        try:
+            whole = load_sharded(miniature.spec.auto_class, directory, Sharding(tp_size=1))
+        except Exception as error:  # then it is not for its shards that a rank cannot load it
+            reason = f"from_pretrained of the saved miniature raises unsharded too: {_why(error)}"
             return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
                 try:
                     model = load_sharded(miniature.spec.auto_class, directory, sharding)
                 except Exception as error:  # whatever the loader raises here, it would raise in a worker
-                    raised = (rank, f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
+                    if out_of_memory(error):
+                        reason = f"there is not enough memory to load the miniature: {one_line(error)}"
+                        return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
+                    raised = (rank, _why(error))
                     break
-                name = _first_wrong(model, miniature.model)
+                name = _first_wrong(model, whole)
                 if name:
                     wrong = (rank, name)
                     break
     return Load(ranks=ranks, raised=raised, wrong=wrong, seconds=time.perf_counter() - started)
+
+
+def _why(error: Exception) -> str:
+    """The loader's error, and the first of the conversions that failed in place of its word that some did."""
+    converting = conversion_errors(error)
+    return f"{type(error).__name__}: {' '.join(converting.split())[:ERROR_LENGTH]}" if converting else one_line(error)
 
 
 def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:
@@ -76,7 +92,7 @@ def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: A
 
 
 def _first_wrong(model: Any, whole: Any) -> str | None:
-    """The first parameter that is not this rank's slice of the checkpoint."""
+    """The first parameter that is not this rank's slice of the unsharded model's."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
 

@@ -7,21 +7,24 @@ for training also every parameter's gradient. Values are float32, weights and to
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.miniature import Miniature
 from tpplan.model.config import config_value
 from tpplan.model.quiet import quiet
+from tpplan.model.memory import out_of_memory
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.model.skeleton import Sharding
 from tpplan.model.trail import Trail
 from tpplan.shapes import example_inputs, main_output, runnable
+from tpplan.units import one_line
 
-# Relative to the largest value compared. Right plans differ by less than 1e-5, wrong ones by more than 1e-2.
-TOLERANCE = 1e-3
+TOLERANCE = TOLERANCES["float32"]
 PREFILL = 8
 
 
@@ -42,9 +45,9 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Values that differ from the unsharded model's. ranks: where. error: largest, relative. module: the first whose
-    output differs, for logits. ratio: sharded / unsharded where it is one number."""
+class WrongLogits:
+    """Logits that differ from the unsharded model's. ranks: where. error: the largest, relative. module: the first
+    whose output differs, of a forward."""
 
     part: Part
     error: float
@@ -69,7 +72,7 @@ class Numerics:
     raised_in: the innermost module whose forward did not return."""
 
     ran: tuple[Part, ...] = ()
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[WrongLogits, ...] = ()
     gradients: tuple[GradientFault, ...] = ()
     raised: tuple[Part, str] | None = None
     raised_in: str | None = None
@@ -104,7 +107,9 @@ def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = F
                     if comparison.differences:
                         break
     except Exception as error:  # the model's own code may raise anything
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        text = one_line(error)
+        if out_of_memory(error):
+            return comparison.result(started, not_run=f"there is not enough memory for the {part}: {text}")
         if raised_by_simulator(error):
             return comparison.result(started, not_run=f"the simulation of ranks cannot run the {part}: {text}")
         module = trail.innermost if trail else None
@@ -123,7 +128,7 @@ class _Comparison:
         self._gradients: list[GradientFault] = []
         self._skipped: dict[Part, str] = {}
         self._largest = 0.0
-        self.differences: list[Difference] = []
+        self.differences: list[WrongLogits] = []
 
     def result(self, started: float, **outcome: Any) -> Numerics:
         return Numerics(
@@ -142,20 +147,12 @@ class _Comparison:
         with torch.no_grad():
             expected = main_output(runnable(self._whole)(**self._inputs))
             found = main_output(runnable(model)(**self._inputs))
-        difference = self._compare(Part.FORWARD, expected, found)
+        wrong = self._compare(Part.FORWARD, expected, found)
         self._ran.append(Part.FORWARD)
-        if difference:
+        if wrong:
             with torch.no_grad():
                 module = self._first_module_that_differs(model)
-            self.differences.append(
-                Difference(
-                    part=Part.FORWARD,
-                    error=difference.error,
-                    ranks=difference.ranks,
-                    width=difference.width,
-                    module=module,
-                )
-            )
+            self.differences.append(replace(wrong, module=module))
 
     def decode(self, model: Any, part: Part) -> None:
         """Prefill, then one token with the cache; skipped where the unsharded model cannot do it either."""
@@ -165,13 +162,15 @@ class _Comparison:
             try:
                 expected = _decode(self._whole, self._inputs, part)
             except Exception as error:  # models without such a cache refuse it in many ways
+                if out_of_memory(error):
+                    raise
                 self._skipped[part] = f"the unsharded model raises {type(error).__name__}"
                 return
             found = _decode(model, self._inputs, part)
-        difference = self._compare(part, expected, found)
+        wrong = self._compare(part, expected, found)
         self._ran.append(part)
-        if difference:
-            self.differences.append(difference)
+        if wrong:
+            self.differences.append(wrong)
 
     def backward(self, model: Any) -> None:
         import torch
@@ -184,63 +183,69 @@ class _Comparison:
         scale = max((float(p.grad.abs().max()) for p in self._whole.parameters() if p.grad is not None), default=0.0)
         for name, whole in self._whole.named_parameters():
             if name in parameters and whole.grad is not None:
-                self._compare_gradient(name, whole.grad, parameters[name].grad, scale)
+                self._compare_gradient(name, whole.grad, parameters[name].grad, GRADIENT_FLOOR * scale)
         self._whole.zero_grad(set_to_none=True)
 
-    def _compare(self, part: Part, expected: Any, found: Any) -> Difference | None:
+    def _compare(self, part: Part, expected: Any, found: Any) -> WrongLogits | None:
         ranks = gathered(found, self._tp_size)
         widths = {tuple(tensor.shape) for tensor in ranks}
         if widths != {tuple(expected.shape)}:
             columns = (int(ranks[0].shape[-1]), int(expected.shape[-1]))
-            return Difference(part=part, error=float("inf"), ranks=tuple(range(self._tp_size)), width=columns)
-        errors = [_relative_error(tensor, expected) for tensor in ranks]
+            return WrongLogits(part=part, error=float("inf"), ranks=tuple(range(self._tp_size)), width=columns)
+        errors = [difference(tensor, expected, TOLERANCE.logits).error for tensor in ranks]
         self._largest = max(self._largest, *errors)
-        wrong = tuple(rank for rank, error in enumerate(errors) if not error <= TOLERANCE)
-        return Difference(part=part, error=max(errors), ranks=wrong) if wrong else None
+        wrong = tuple(rank for rank, error in enumerate(errors) if error > TOLERANCE.logits)
+        return WrongLogits(part=part, error=max(errors), ranks=wrong) if wrong else None
 
-    def _compare_gradient(self, name: str, expected: Any, found: Any, scale: float) -> None:
+    def _compare_gradient(self, name: str, expected: Any, found: Any, floor: float) -> None:
+        """floor: below it a gradient is compared by this and not by its own largest value."""
         if found is None:
             every = tuple(range(self._tp_size))
             self._gradients.append(GradientFault(parameter=name, kind=Kind.MISSING, error=1.0, ranks=every))
             return
         ranks = gathered(found, self._tp_size)
-        # A gradient that is all but zero is compared by the scale of the model's gradients.
-        floor = max(float(expected.abs().max()), 1e-4 * scale)
-        errors = [float((tensor - expected).abs().max()) / floor if floor else 0.0 for tensor in ranks]
-        self._largest = max(self._largest, *errors)
-        wrong = tuple(rank for rank, error in enumerate(errors) if not error <= TOLERANCE)
+        compared = [difference(tensor, expected, TOLERANCE.gradients, floor) for tensor in ranks]
+        worst = max(one.error for one in compared)
+        self._largest = max(self._largest, worst)
+        wrong = tuple(rank for rank, one in enumerate(compared) if one.error > TOLERANCE.gradients)
         if wrong:
-            kind = _kind_of_fault(ranks, expected, floor)
-            self._gradients.append(GradientFault(parameter=name, kind=kind, error=max(errors), ranks=wrong))
+            kind = _kind_of_fault(ranks, compared, expected, floor)
+            self._gradients.append(GradientFault(parameter=name, kind=kind, error=worst, ranks=wrong))
 
     def _first_module_that_differs(self, model: Any) -> str | None:
         """The first module, in the order in which they finish, whose output is another than unsharded."""
-        expected: dict[str, Any] = {}
-        order: list[tuple[str, float]] = []
+        expected: dict[str, list[Any]] = defaultdict(list)
+        calls: Counter[str] = Counter()
+        wrong: list[str] = []
+
+        def note(name: str, output: Any) -> None:
+            expected[name].append(output)
 
         def compare(name: str, output: Any) -> None:
-            whole = expected.get(name)
-            ranks = per_rank(output, self._tp_size)
-            joined = _joined(ranks, whole)
-            if whole is not None and joined is not None:
-                order.append((name, max(_relative_error(tensor, whole) for tensor in joined)))
+            call, calls[name] = calls[name], calls[name] + 1  # a layer may run many times
+            if wrong or call >= len(expected[name]):
+                return
+            whole = expected[name][call]
+            joined = _joined(per_rank(output, self._tp_size), whole)
+            if joined is not None and any(
+                difference(tensor, whole, TOLERANCE.logits).error > TOLERANCE.logits for tensor in joined
+            ):
+                wrong.append(name)
 
-        for watched, seen in ((self._whole, expected.__setitem__), (model, compare)):
+        for watched, seen in ((self._whole, note), (model, compare)):
             handles = watch_modules(watched, seen)
             try:
                 runnable(watched)(**self._inputs)
             finally:
                 for handle in handles:
                     handle.remove()
-        return next((name for name, error in order if not error <= TOLERANCE), None)
+        return wrong[0] if wrong else None
 
 
 def _joined(ranks: list[Any], whole: Any) -> list[Any] | None:
     """What to compare with the unsharded output: the ranks' own, or their columns joined where they are cut."""
     import torch
 
-    if whole is None:
-        return None
     if all(tensor.shape == whole.shape for tensor in ranks):
         return ranks
     if all(tensor.shape[:-1] == whole.shape[:-1] for tensor in ranks):
@@ -268,18 +273,11 @@ def _loss(logits: Any) -> Any:
     return logits.float().pow(2).mean()
 
 
-def _relative_error(found: Any, expected: Any) -> float:
-    """max |found - expected| / max |expected|."""
-    scale = float(expected.abs().max())
-    return float((found - expected).abs().max()) / scale if scale else float(found.abs().max())
-
-
-def _kind_of_fault(ranks: list[Any], expected: Any, floor: float) -> Kind:
-    def near(tensor: Any, wanted: Any, times: int = 1) -> bool:
-        return bool(float((tensor - wanted).abs().max()) <= TOLERANCE * times * floor)
-
-    if all(near(tensor, expected * len(ranks), len(ranks)) for tensor in ranks):
+def _kind_of_fault(ranks: list[Any], compared: list[Difference], expected: Any, floor: float) -> Kind:
+    times = len(ranks)
+    if all(one.ratio is not None and abs(one.ratio - times) <= TOLERANCE.gradients * times for one in compared):
         return Kind.TIMES_TP_SIZE
-    if near(sum(ranks), expected, len(ranks)):
+    allowed = TOLERANCE.gradients * times
+    if difference(sum(ranks), expected, allowed, floor).error <= allowed:
         return Kind.PARTIAL
     return Kind.OTHER

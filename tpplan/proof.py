@@ -13,7 +13,7 @@ from tpplan.diagnostics import Diagnostic, Place, Stage, Status
 from tpplan.load import Load, run_load
 from tpplan.miniature import Miniature, make_miniature
 from tpplan.model.skeleton import wildcard
-from tpplan.numerics import TOLERANCE, Difference, GradientFault, Kind, Numerics, run_numerics
+from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, WrongLogits, run_numerics
 
 
 class Bench:
@@ -63,7 +63,7 @@ def _what_ran(miniature: Miniature, numerics: Numerics) -> str:
     skipped = "".join(f"; no {part}: {reason}" for part, reason in numerics.skipped.items())
     return (
         f"load, {parts} on a miniature ({miniature.describe()}); largest error {numerics.largest_error:.1e}, "
-        f"tolerance {TOLERANCE:g}{skipped}"
+        f"tolerance {TOLERANCE.logits:g}{skipped}"
     )
 
 
@@ -102,7 +102,7 @@ def _numerics_diagnostics(subject: Subject, numerics: Numerics) -> Iterator[Diag
     yield from _wrong_gradients(subject, numerics.gradients)
 
 
-def _wrong_numbers(subject: Subject, difference: Difference) -> Diagnostic:
+def _wrong_numbers(subject: Subject, difference: WrongLogits) -> Diagnostic:
     at = f", first in {difference.module}" if difference.module else ""
     place = Place(file=subject.spec.source.name, module=difference.module)
     if difference.width:
@@ -114,7 +114,7 @@ def _wrong_numbers(subject: Subject, difference: Difference) -> Diagnostic:
         message=f"the sharded {difference.part} gives other logits than the unsharded one{at}; nothing raises",
         where=place,
         evidence=f"error {difference.error:.2g} of the largest logit on {_ranks(difference.ranks, subject)}, "
-        f"tolerance {TOLERANCE:g}",
+        f"tolerance {TOLERANCE.logits:g}",
     )
 
 
@@ -137,7 +137,7 @@ def _wrong_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Ite
             message=f"the gradient of {parameter} {words[kind]}; nothing raises",
             where=Place(file=subject.spec.source.name, parameter=parameter),
             evidence=f"error {worst.error:.2g} of the largest gradient on {_ranks(worst.ranks, subject)}, "
-            f"tolerance {TOLERANCE:g}; style {subject.style_name(worst.parameter.rpartition('.')[0]) or 'none'}",
+            f"tolerance {TOLERANCE.gradients:g}; style {subject.style_name(worst.parameter.rpartition('.')[0]) or 'none'}",
         )
 
 

@@ -18,6 +18,7 @@ from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import run_repeats_once
 from tpplan.model.skeleton import Sharding, build_on_meta, sends_tokens, shard, tie
 from tpplan.model.trail import Trail
+from tpplan.units import one_line
 
 SEQUENCE = 12
 FALLBACK_DTYPE = "bfloat16"
@@ -318,12 +319,11 @@ def _stop(rank: int, phase: Phase, module: str | None, error: Exception) -> Stop
         known.UnsupportedFakeTensor,
         known.UnsupportedOperator,
     )
-    text = " ".join(str(error).split())[:500]
     return Stop(
         rank=rank,
         phase=phase,
         module=module,
-        error=f"{type(error).__name__}: {text}",
+        error=one_line(error),
         unsupported=isinstance(error, unsupported),
     )
 

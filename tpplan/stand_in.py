@@ -14,12 +14,14 @@ from dataclasses import replace
 from typing import Any
 
 from tpplan.miniature import Miniature
+from tpplan.model.memory import out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
 from tpplan.shapes import Outcome, Phase, Stop, example_inputs, main_output, runnable
+from tpplan.units import one_line
 
 
 def run_stand_in(miniature: Miniature, sharding: Sharding, outcome: Outcome, *, training: bool = False) -> Outcome:
@@ -67,8 +69,10 @@ class _Run:
                         phase = Phase.BACKWARD
                         output.float().sum().backward()
         except Exception as error:  # the model's own code may raise anything
-            text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-            if rank is None and raised_by_simulator(error):
+            text = one_line(error)
+            if out_of_memory(error):
+                self.not_run = f"there is not enough memory: {text}"
+            elif rank is None and raised_by_simulator(error):
                 self.not_run = f"the simulation of ranks cannot run the {phase}: {text}"
             else:
                 self.stop = Stop(rank=rank, phase=phase, module=_where(trail, phase), error=f"on a miniature: {text}")

@@ -1,9 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers and errors as people read them."""
 
 from __future__ import annotations
 
 BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 COUNTS = (("B", 10**9), ("M", 10**6), ("K", 10**3), ("", 1))
+ERROR_LENGTH = 400
 
 
 def gib(size: int) -> str:
@@ -11,9 +12,10 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 100 or not size else f"{size / 2**20:.2f} MiB"
 
 
-def one_line(error: BaseException, limit: int = 500) -> str:
-    """An exception of another library as one line of evidence: its type and the first `limit` characters it says."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:limit]}"
+def one_line(error: BaseException) -> str:
+    """`Type: message`, the message in one line of at most ERROR_LENGTH characters; an empty message is left out."""
+    message = " ".join(str(error).split())[:ERROR_LENGTH]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def in_one_unit(*sizes: int) -> list[str]:

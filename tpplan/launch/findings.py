@@ -12,7 +12,7 @@ from typing import Any
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.launch.compare import TOLERANCES
+from tpplan.difference import TOLERANCES
 from tpplan.launch.worker import Phase, RankResult
 from tpplan.model.skeleton import known_styles, wildcard
 

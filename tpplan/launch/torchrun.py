@@ -18,6 +18,7 @@ from typing import Any
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.launch.processes import ENDING, die_with_parent, handlers
 from tpplan.model.internals import versions
+from tpplan.units import one_line
 
 FAILURES = "TPPLAN_FAILURES"  # where the agent writes which ranks failed
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -146,7 +147,7 @@ def _probe(arguments: dict[str, int]) -> None:
         torch.tpu.distributed.set_tpu_launch_env(**arguments)
         answer["set"] = {name: value for name, value in os.environ.items() if before.get(name) != value}
     except Exception as error:  # a broken install raises anything; the caller reports it
-        answer["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+        answer["error"] = one_line(error)
     with answer_stream:
         json.dump(answer, answer_stream)
 

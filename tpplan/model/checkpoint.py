@@ -18,6 +18,10 @@ def save_as_published(model: Any, directory: str | Path) -> None:
     """
     with quiet():
         model.save_pretrained(directory, max_shard_size="100GB")
+    if hasattr(model, "load_speakers"):  # Qwen2.5-Omni's from_pretrained reads its voices from a file of their own
+        import torch
+
+        torch.save({}, Path(directory) / "spk_dict.pt")
     patterns = _transposed_where_shapes_differ(model)
     if patterns:
         _transpose(Path(directory) / "model.safetensors", patterns, model)

@@ -16,6 +16,7 @@ from tpplan.model.quantization import Scheme
 from tpplan.model.quantization_config import Malformed, read_scheme
 from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
+from tpplan.units import one_line
 
 # Auto classes that load a model for text generation, in the order in which they are tried.
 AUTO_CLASSES = (
@@ -260,7 +261,7 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
         code="TPP113",
         message="no model can be built from this config",
         where=place,
-        evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+        evidence=one_line(error),
         fix=f"correct the value in {source.called}",
     )
 

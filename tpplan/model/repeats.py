@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 # Attributes that tell a layer its place; they select cache slots and nothing else.
@@ -67,8 +68,9 @@ def run_repeats_once(
         if not enabled or id(modules) in skipped:
             continue
         kinds: dict[Any, tuple[str, Any, dict[Any, Any]]] = {}
+        configs: dict[int, Any] = {}
         for index, layer in enumerate(modules):
-            signature, own = _signature(layer), f"{name}.{index}"
+            signature, own = _signature(layer, configs), f"{name}.{index}"
             first, first_layer, results = kinds.setdefault(signature, (own, layer, {}))
             if first != own:
                 skipped.update(id(module) for module in layer.modules())
@@ -113,45 +115,85 @@ def _positions(module: Any) -> list[int]:
 
 
 def first_of_each_kind(model: Any) -> dict[str, list[int]]:
-    """For each list of layers in the model, by name: the index of the first layer of every kind that occurs, in order."""
+    """For each list of layers in the model, by name: the index of the first layer of every kind that occurs, in order.
+
+    A number that rises from each layer to the next, and no parameter's shape with it, is a layer's place and no kind.
+    """
     import torch
 
     kinds = {}
     for name, modules in model.named_modules():
         if isinstance(modules, torch.nn.ModuleList) and len(modules):
+            configs: dict[int, Any] = {}
+            signatures = [_signature(layer, configs) for layer in modules]
+            places = _places(signatures)
             seen: dict[Any, int] = {}
-            for index, layer in enumerate(modules):
-                seen.setdefault(_signature(layer), index)
+            for index, signature in enumerate(signatures):
+                seen.setdefault(_without(signature, places), index)
             kinds[name] = sorted(seen.values())
     return kinds
 
 
-def _signature(layer: Any) -> Any:
-    """Everything that decides what a layer does, as nested tuples."""
-    return tuple((name, type(module), _attributes(module), _tensors(module)) for name, module in layer.named_modules())
+def _places(signatures: list[Any]) -> set[tuple[str, str]]:
+    """(module, attribute) of numbers that rise from each layer to the next."""
+    if len(signatures) < 3:
+        return set()
+    numbers = [
+        {
+            (module, attribute): value
+            for module, _, attributes, _ in signature
+            for attribute, value in attributes
+            if isinstance(value, int) and not isinstance(value, bool)
+        }
+        for signature in signatures
+    ]
+    everywhere = set(numbers[0]).intersection(*numbers[1:])
+    return {place for place in everywhere if all(low[place] < high[place] for low, high in pairwise(numbers))}
 
 
-def _attributes(module: Any) -> tuple:
+def _without(signature: Any, places: set[tuple[str, str]]) -> Any:
+    if not places:
+        return signature
     return tuple(
-        (name, _value(value))
+        (module, kind, tuple(pair for pair in attributes if (module, pair[0]) not in places), tensors)
+        for module, kind, attributes, tensors in signature
+    )
+
+
+def _signature(layer: Any, configs: dict[int, Any]) -> Any:
+    """Everything that decides what a layer does, as nested tuples. configs: what was seen of configs, by their id."""
+    return tuple(
+        (name, type(module), _attributes(module, configs), _tensors(module)) for name, module in layer.named_modules()
+    )
+
+
+def _attributes(module: Any, configs: dict[int, Any]) -> tuple:
+    return tuple(
+        (name, _value(value, configs))
         for name, value in sorted(vars(module).items())
         if not name.startswith("_") and name not in POSITION_ATTRIBUTES and name != "forward"
     )
 
 
-def _value(value: Any) -> Any:
-    """A value to compare attributes by; objects are the same only when they are one object."""
+def _value(value: Any, configs: dict[int, Any]) -> Any:
+    """A value to compare attributes by; objects are the same only when they are one object, and configs by content."""
+    from transformers import PreTrainedConfig
+
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return tuple(_value(item) for item in value)
+        return tuple(_value(item, configs) for item in value)
     if isinstance(value, dict):
-        return tuple((str(key), _value(item)) for key, item in value.items())
+        return tuple((str(key), _value(item, configs)) for key, item in value.items())
     if isinstance(value, functools.partial):
-        return (_value(value.func), _value(value.args), _value(value.keywords))
+        return tuple(_value(part, configs) for part in (value.func, value.args, value.keywords))
     if inspect.ismethod(value):
         return (value.__qualname__, type(value.__self__))
-    return id(value)
+    if isinstance(value, PreTrainedConfig):  # layers whose values differ have each a config of its own
+        if id(value) not in configs:
+            configs[id(value)] = (type(value), repr(value.to_dict()))
+        return configs[id(value)]
+    return ("object", id(value))
 
 
 def _tensors(module: Any) -> tuple:

@@ -79,7 +79,8 @@ def raised_by_simulator(error: BaseException) -> bool:
     """Whether the simulator cannot represent what was asked of it, which then says nothing about the model.
 
     Uneven shards are symbolic sizes in it. Code that must hash such a size, or ask its node for what it lacks, raises
-    in torch itself. An error of the rank's own operation is raised inside the simulator too, but from a kernel.
+    in torch itself. An error of the rank's own operation is raised inside the simulator too, but from a kernel. What
+    the simulator asserts is about itself: a number of all ranks that differs between them, which it cannot hold.
     """
     import torch
 
@@ -91,7 +92,17 @@ def raised_by_simulator(error: BaseException) -> bool:
     is_symbolic = (
         isinstance(subject, (torch.SymInt, torch.SymBool, torch.SymFloat)) or "Local" in type(subject).__name__
     )
-    return isinstance(error, (AttributeError, TypeError, NotImplementedError)) and is_symbolic or _lacks_node(error)
+    its_own = isinstance(error, AssertionError) and frame is not None and _is_simulator(frame.f_globals["__name__"])
+    return (
+        isinstance(error, (AttributeError, TypeError, NotImplementedError))
+        and is_symbolic
+        or _lacks_node(error)
+        or its_own
+    )
+
+
+def _is_simulator(module: str) -> bool:
+    return module.startswith(internals().LocalTensorMode.__module__)
 
 
 def _lacks_node(error: BaseException) -> bool:
@@ -100,14 +111,17 @@ def _lacks_node(error: BaseException) -> bool:
 
 
 def watch_modules(model: Any, seen: Callable[[str, Any], None]) -> list[Any]:
-    """Call `seen(name, output)` after each module's forward. Returns handles to remove."""
+    """Call `seen(name, output)` after each module's forward, with a copy: models change outputs in place later.
+
+    Returns handles to remove.
+    """
     import torch
 
     def hook(name: str) -> Callable:
         def forward_hook(_: Any, __: Any, output: Any) -> None:
             first = output[0] if isinstance(output, tuple) and output else output
             if isinstance(first, torch.Tensor):
-                seen(name, first)
+                seen(name, first.detach().clone())
 
         return forward_hook
 

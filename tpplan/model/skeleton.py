@@ -11,6 +11,7 @@ from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals, no_sharding_over_one_rank
 from tpplan.model.quiet import quiet
+from tpplan.units import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,7 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
                 code="TPP116",
                 message=f"{spec.auto_class} cannot build the model from this config, and from_pretrained would raise too",
                 where=Place(file=spec.source.name),
-                evidence=f"{type(error).__name__}: {' '.join(str(error).split())[:400]}",
+                evidence=one_line(error),
             ),
             model=spec.source.name,
         ) from error

@@ -1,0 +1,44 @@
+"""Running out of memory, which says nothing about the model or its plan."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, or what it was raised from, is the operating system or the device refusing memory.
+
+    torch's CPU allocator and safetensors raise it as another type, with the system's own words for ENOMEM inside.
+    """
+    import torch
+
+    words = os.strerror(errno.ENOMEM)
+    return any(
+        isinstance(one, (MemoryError, torch.OutOfMemoryError)) or words in str(one) or words in conversion_errors(one)
+        for one in _chain(error)
+    )
+
+
+def conversion_errors(error: BaseException) -> str:
+    """What went wrong while the loader converted weights, if it raised `error` for that; else empty.
+
+    Transformers writes these to its log alone: they are read from the loader's frame, where it raised.
+    """
+    trace, found = error.__traceback__, {}
+    while trace is not None:
+        for value in trace.tb_frame.f_locals.values():
+            known = getattr(value, "conversion_errors", None)
+            found = known if isinstance(known, dict) and known else found
+        trace = trace.tb_next
+    return "; ".join(f"{name}: {text}" for name, text in sorted(found.items()))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__

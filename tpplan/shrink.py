@@ -1,0 +1,376 @@
+"""The config of a miniature: the values of a model's config, with smaller widths and fewer layers.
+
+Head counts, KV groups, experts and routing stay as they are, and head widths where the config gives them. What is
+shrunk keeps its remainder by 8 * tp_size, so that what is uneven stays uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property, partial
+from typing import Any
+
+from tpplan.model.config import config_value
+
+LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_blocks",
+    "depth",
+)
+STACK = "num_layers_per_stack"  # num_hidden_layers is a multiple of it: each stack of layers is run several times
+HEADS = (
+    "num_attention_heads",
+    "n_head",
+    "num_heads",
+    "encoder_attention_heads",
+    "attention_heads",
+    "decoder_attention_heads",
+    "heads",
+)
+HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
+EXPERT_WIDTHS = (
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "shared_experts_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "expert_intermediate_size",
+)
+INTERMEDIATE = (
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "ffn_dim",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "dense_intermediate_size",
+)
+VOCODER = "upsample_initial_channel"  # halved by each upsampling
+PROJECTORS = ("projector_hidden_size", "projection_hidden_dim", "moe_hidden_size", "moe_latent_size")
+INDEX_LISTS = ("_indices", "_idxs", "_indexes", "_layers")  # lists of layer numbers
+LEADING_LAYERS = ("first_k_dense_replace", "num_dense_layers")  # how many of the first layers have no experts
+SHARED_CACHE = "num_kv_shared_layers"  # how many of the last layers read the cache of earlier ones
+PER_LAYER = "per_layer_config"  # layer number -> values of its own
+LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
+VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
+UNPADDED = "unpadded_vocab_size"  # at most vocab_size
+# Widths of the parts of a head that are rotated: they keep their ratio to its width.
+ROTATED = ("rotary_dim",)
+SECTIONS = "mrope_section"
+# Names of values that are some other module's width where they are the same number.
+WIDTH_ENDINGS = ("_size", "_dim", "_width", "_channel", "_channels", "_channels_out")
+# Different, so that two widths which are mixed up do not fit by chance.
+HIDDEN_FLOOR, LOW_RANK_FLOOR, INTERMEDIATE_FLOOR, VOCABULARY_FLOOR = 64, 72, 96, 160
+EXPERT_FLOOR, PROJECTOR_FLOOR, VOCODER_FLOOR, HEAD_FLOOR = 48, 80, 192, 16
+MANY_HEADS = 64  # of HEAD_FLOOR columns: more are given half of it
+# Parts of a model that text does not run through, by words in the names of their modules and configs.
+TOWERS = ("vision", "visual", "audio", "image", "speech", "video", "talker", "token2wav", "code2wav")
+
+
+class Hidden(StrEnum):
+    """What becomes of the hidden size. NARROW: the floor, or HEADS where the width of a head comes from it. HEADS: a multiple
+    of the number of heads. FULL: unchanged."""
+
+    NARROW = "narrow"
+    HEADS = "heads"
+    FULL = "full"
+
+
+class Towers(StrEnum):
+    """What becomes of the widths of towers; their depth is always cut. FOLLOW: only those of the language model."""
+
+    NARROW = "narrow"
+    FOLLOW = "follow"
+    FULL = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """One way to shrink. layers: the ones of the language model to keep, empty for all as they are. tower_layers: those of towers, by their depth.
+    sections: the model's mrope_section, which its code has where the config gives none."""
+
+    tp_size: int
+    hidden: Hidden
+    towers: Towers
+    layers: tuple[int, ...]
+    tower_layers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    sections: tuple[int, ...] = ()
+
+
+def is_tower(name: str) -> bool:
+    """Whether this module, or nested config, belongs to a part that text does not run through."""
+    return any(word in name for word in TOWERS)
+
+
+def shrink(config: Any, text: Any, size: Size) -> tuple[dict, dict[str, tuple[Any, Any]]]:
+    """The plain values of the smaller config, and what was changed: dotted name -> (full size, miniature).
+
+    text: the part of `config` that describes the language model.
+    """
+    values, changes = config.to_dict(), {}
+    _shrink(values, config, "", _Widths(text, size), size, changes)
+    return values, changes
+
+
+class _Widths:
+    """The hidden size of one config, full and small, and how much narrower a head becomes with it."""
+
+    def __init__(self, config: Any, size: Size) -> None:
+        self.config = config
+        self._size = size
+        self._values = config.to_dict()
+        self.heads = next((v for name in HEADS if _is_count(v := config_value(config, name))), None)
+
+    @cached_property
+    def full(self) -> int | None:
+        return next((v for name in HIDDEN if _is_count(v := config_value(self.config, name))), None)
+
+    @cached_property
+    def small(self) -> int | None:
+        return self.of(self.full) if self.full else None
+
+    def of(self, value: int) -> int:
+        """What becomes of a hidden size."""
+        if self._size.hidden is Hidden.FULL:
+            return value
+        if self._size.hidden is Hidden.NARROW and self.own_head_width:
+            return smaller(value, self._size.tp_size, HIDDEN_FLOOR)
+        return self._multiple_of_heads(value) if self.heads else value
+
+    @cached_property
+    def own_head_width(self) -> bool:
+        """Whether the width of a head is a value of its own, and not hidden size / heads."""
+        return any("head_dim" in name and _is_count(value) for name, value in self._values.items())
+
+    @property
+    def head_ratio(self) -> tuple[int, int] | None:
+        """(small, full) width of a head where it becomes narrower with the hidden size."""
+        if self.own_head_width or not self.heads or not self.full or self.small == self.full:
+            return None
+        return self.small // self.heads, self.full // self.heads
+
+    def _multiple_of_heads(self, value: int) -> int:
+        """Heads of at least HEAD_FLOOR columns, of which whole pairs are rotated, and the same remainders."""
+        assert self.heads
+        left, width = value % self.heads, value // self.heads
+        modulus = 8 * self._size.tp_size
+        lowest = 1 if self.own_head_width else HEAD_FLOOR // (2 if self.heads > MANY_HEADS else 1)
+        fitting = [
+            columns
+            for columns in range(lowest, width)
+            if self._rotates_whole_pairs(columns, width) and self.heads * columns + left >= HIDDEN_FLOOR
+        ]
+        even = [columns for columns in fitting if (self.heads * columns + left) % modulus == value % modulus]
+        chosen = (even or fitting or [width])[0]
+        return self.heads * chosen + left
+
+    def _rotates_whole_pairs(self, columns: int, width: int) -> bool:
+        if self.own_head_width:
+            return True
+        pairs = [rotated // 2 for name in ROTATED if _is_count(rotated := config_value(self.config, name))]
+        return columns % 4 == 0 and all(pair * columns % width == 0 for pair in pairs)
+
+
+def _shrink(values: dict, config: Any, path: str, text: _Widths, size: Size, changes: dict) -> None:
+    """Change `values`, the plain form of `config`, in place; nested configs likewise."""
+    new_value = _rule(config, path, text, size)
+    for name, value in list(values.items()):
+        nested = config_value(config, name) if isinstance(value, dict) else None
+        where = f"{path}.{name}" if path else name
+        if nested is not None and hasattr(nested, "to_dict"):
+            _shrink(value, nested, where, text, size, changes)
+            continue
+        new = new_value(name, value)
+        if new != value:
+            changes[where] = (_brief(value), _brief(new))
+            values[name] = new
+
+
+def _rule(config: Any, path: str, text: _Widths, size: Size) -> Callable[[str, Any], Any]:
+    """What becomes of a value of this config, by its name."""
+    if is_tower(path):
+        own = _Widths(config, replace(size, hidden=Hidden.HEADS))
+        return partial(_tower_value, config=config, own=own, text=text, size=size)
+    if config is text.config:
+        return partial(_text_value, config=config, own=text, size=size)
+    if not getattr(config, "sub_configs", None):
+        return partial(_text_value, config=config, own=_Widths(config, size), size=size)
+    return partial(_around, text=text, size=size)
+
+
+def _around(name: str, value: Any, *, text: _Widths, size: Size) -> Any:
+    """A value beside the nested configs: of the projectors between towers and language model."""
+    if not _is_count(value) or size.towers is Towers.FULL:
+        return _token(name, value)
+    if name in VOCABULARY or name == UNPADDED:
+        return _vocabulary(name, value, size)
+    if value == text.full and name.endswith(WIDTH_ENDINGS):
+        return text.small
+    if size.towers is Towers.NARROW and name in (*PROJECTORS, "out_hidden_size"):
+        return smaller(value, size.tp_size, PROJECTOR_FLOOR)
+    return _token(name, value)
+
+
+def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Widths, size: Size) -> Any:
+    """A tower keeps its first layer; its widths are cut if `size` says so and follow those of the language model."""
+    depth = _depth(config)
+    layers = size.tower_layers.get(depth or 0, (0,))
+    if name in LAYER_COUNTS and _is_count(value):
+        return min(value, len(layers))
+    if isinstance(value, list) and depth and len(value) == depth:
+        return [value[index] for index in layers]
+    if depth and name.endswith(INDEX_LISTS) and _are_layers(value, depth):
+        return [position for position, index in enumerate(layers) if index in value]
+    if name == PER_LAYER and isinstance(value, dict):
+        return _of_layers(value, layers)
+    if size.towers is Towers.FULL or not _is_count(value):
+        return value
+    if value == text.full and name.endswith(WIDTH_ENDINGS) and name not in HIDDEN:
+        return text.small
+    if size.towers is Towers.FOLLOW:
+        return value
+    if name in HIDDEN:
+        return own.of(value)
+    if value == own.full and name.endswith(WIDTH_ENDINGS) and name not in INTERMEDIATE:
+        return own.small
+    if name in (*PROJECTORS, "out_hidden_size"):
+        return smaller(value, size.tp_size, PROJECTOR_FLOOR)
+    if name == VOCODER:
+        return value // max(1, value // VOCODER_FLOOR)
+    return _intermediate(name, value, size)
+
+
+def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size) -> Any:
+    if isinstance(value, (list, dict)):
+        return _text_collection(name, value, config, own, size)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    depth = _depth(config) if size.layers else None
+    if depth and name in LEADING_LAYERS:
+        return sum(index < value for index in size.layers)
+    if depth and name == SHARED_CACHE:
+        return sum(index >= depth - value for index in size.layers)
+    if name in (*LAYER_COUNTS, STACK) and size.layers:
+        return _layer_count(name, value, config, size)
+    if name in VOCABULARY or name == UNPADDED:
+        return _vocabulary(name, value, size)
+    if name in LOW_RANK:
+        return smaller(value, size.tp_size, LOW_RANK_FLOOR)
+    if name in HIDDEN and _is_count(value):
+        return own.of(value)
+    if name in PROJECTORS and size.hidden is not Hidden.FULL:
+        return smaller(value, size.tp_size, PROJECTOR_FLOOR)
+    if name in ROTATED and own.head_ratio:
+        return _scaled(value, own.head_ratio)
+    return _token(name, _intermediate(name, value, size))
+
+
+def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Size) -> Any:
+    depth = _depth(config) if size.layers else None
+    if name == PER_LAYER and isinstance(value, dict):
+        kept = _of_layers(value, size.layers) if size.layers else value
+        return {position: _each(item, config, own, size) for position, item in kept.items()}
+    if isinstance(value, dict):
+        return _with_sections(name, value, own, size)
+    if depth and depth > 1 and len(value) == depth:
+        value = [value[index] for index in size.layers if index < depth]
+    elif depth and name.endswith(INDEX_LISTS) and _are_layers(value, depth):
+        return [position for position, index in enumerate(size.layers) if index in value]
+    if name in INTERMEDIATE + EXPERT_WIDTHS and all(map(_is_count, value)):
+        # widths that differ stay different
+        steps = {width: step for step, width in enumerate(sorted(set(value)))}
+        return [_intermediate(name, width, size, steps[width]) for width in value]
+    return value
+
+
+def _of_layers(per_layer: dict, layers: tuple[int, ...]) -> dict[int, Any]:
+    by_layer = {int(key): item for key, item in per_layer.items()}
+    return {position: by_layer[index] for position, index in enumerate(layers) if index in by_layer}
+
+
+def _each(values: Any, config: Any, own: _Widths, size: Size) -> Any:
+    """The values of one layer."""
+    if not isinstance(values, dict):
+        return values
+    return {name: _text_value(name, value, config=config, own=own, size=size) for name, value in values.items()}
+
+
+def _with_sections(name: str, value: dict, own: _Widths, size: Size) -> dict:
+    """Rotary parameters with their sections scaled as the heads are; those that only the code has are written down."""
+    if not own.head_ratio or not name.startswith("rope"):
+        return value
+    if SECTIONS in value or size.sections:
+        sections = value.get(SECTIONS) or size.sections
+        return value | {SECTIONS: _scaled_sections(sections, own.head_ratio)}
+    return value
+
+
+def _scaled_sections(sections: Sequence[int], ratio: tuple[int, int]) -> list[int]:
+    """The sections in proportion, their sum exactly scaled: what is left over goes to those that lost most."""
+    parts = [_scaled(section, ratio) for section in sections]
+    lost = sorted(range(len(parts)), key=lambda index: -(sections[index] * ratio[0] % ratio[1]))
+    for index in lost[: _scaled(sum(sections), ratio) - sum(parts)]:
+        parts[index] += 1
+    return parts
+
+
+def _layer_count(name: str, value: int, config: Any, size: Size) -> int:
+    stack = config_value(config, STACK)
+    if _is_count(stack) and name != STACK and value % stack == 0:
+        return value // stack * min(stack, len(size.layers))
+    return min(value, len(size.layers))
+
+
+def _vocabulary(name: str, value: int, size: Size) -> int:
+    lower = 8 * size.tp_size if name == UNPADDED else 0
+    return smaller(value, size.tp_size, max(1, VOCABULARY_FLOOR - lower))
+
+
+def _intermediate(name: str, value: int, size: Size, step: int = 0) -> int:
+    """step: how many such widths are smaller in the same list."""
+    if name in EXPERT_WIDTHS:
+        return smaller(value, size.tp_size, EXPERT_FLOOR + 8 * size.tp_size * step)
+    if name in INTERMEDIATE:
+        return smaller(value, size.tp_size, INTERMEDIATE_FLOOR + 8 * size.tp_size * step)
+    return value
+
+
+def _token(name: str, value: Any) -> Any:
+    is_token = name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    return min(value, 2) if is_token else value
+
+
+def _depth(config: Any) -> int | None:
+    counts: Iterable[Any] = (config_value(config, name) for name in LAYER_COUNTS)
+    return next((count for count in counts if isinstance(count, int)), None)
+
+
+def _scaled(value: int, ratio: tuple[int, int]) -> int:
+    return value * ratio[0] // ratio[1]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _are_layers(value: Any, depth: int) -> bool:
+    return isinstance(value, list) and all(isinstance(index, int) and 0 <= index < depth for index in value)
+
+
+def _brief(value: Any) -> Any:
+    return f"[{len(value)}]" if isinstance(value, (list, dict)) else value
+
+
+def smaller(value: int, tp_size: int, floor: int) -> int:
+    """The smallest width of at least `floor`, or `value` itself, with the same remainder by 8 * tp_size."""
+    modulus = 8 * tp_size
+    remainder = value % modulus
+    return min(value, remainder + modulus * max(0, -(-(floor - remainder) // modulus)))
