@@ -154,8 +154,8 @@ class TestExpertsOnOtherRanks:
     def test_experts_that_do_not_divide_are_refused(self) -> None:
         judged = subject(configs.mixtral(num_attention_heads=9, num_key_value_heads=3, hidden_size=72, vocab_size=162), 3)
         report = judge(replace(judged, sharding=Sharding(tp_size=3, ep_size=3))).report()
-        assert codes(report) == ["TPP401"]
-        assert "4 experts" in report.errors[0].evidence
+        assert codes(report) == ["TPP310"]
+        assert "4 experts" in report.errors[0].message + report.errors[0].evidence
 
     def test_heads_that_do_not_divide_still_stop(self) -> None:
         """The exchange of tokens excuses the experts alone."""

@@ -32,7 +32,13 @@ def conversion_errors(error: BaseException) -> str:
             known = getattr(value, "conversion_errors", None)
             found = known if isinstance(known, dict) and known else found
         trace = trace.tb_next
-    return "; ".join(f"{name}: {text}" for name, text in sorted(found.items()))
+    return "; ".join(f"{name}: {_without_stack(text)}" for name, text in sorted(found.items()))
+
+
+def _without_stack(text: str) -> str:
+    """What the error and the loader say, without the lines of a traceback in between."""
+    said = [line for line in text.splitlines() if line and not line.startswith((" ", "Traceback "))]
+    return " ".join(dict.fromkeys(said))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
