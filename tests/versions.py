@@ -52,7 +52,7 @@ def passes_on(version: str) -> bool:
         constraints = Path(directory) / "constraints.txt"
         constraints.write_text("\n".join(constraints_without(FOLLOWING)) + "\n", encoding="utf-8")
         wanted = f"transformers=={version}" if version else "transformers"
-        install = [python, "-m", "pip", "install", "-q", "-c", str(constraints), f"{ROOT}[test]", wanted]
+        install = [python, "-m", "pip", "install", "-q", "-c", str(constraints), "-e", f"{ROOT}[test]", wanted]
         if subprocess.run(install, check=False).returncode:
             print(f"{wanted}: pip cannot install it beside the rest of constraints.txt")
             return False

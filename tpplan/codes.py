@@ -93,7 +93,9 @@ CODES: dict[str, Code] = {
     "TPP113": _error(
         "config-rejected",
         "Transformers refuses the config",
-        "The config class of the installed Transformers raised on these values, as from_pretrained would.",
+        "The config class of the installed Transformers raised on these values, as from_pretrained would. Or they "
+        "contradict each other: a number of heads that is none, two names of one value that differ, key/value heads that "
+        "the query heads cannot share; such a model may load, and runs at no tp_size.",
     ),
     "TPP114": _error(
         "remote-code",
@@ -208,8 +210,10 @@ CODES: dict[str, Code] = {
     ),
     "TPP307": _note(
         "default-value-counts",
-        "the config leaves a value to the class default",
-        "Transformers fills the value in from the config class when it loads the model, so the verdict uses it too.",
+        "another value counts than the config seems to say",
+        "Transformers goes by its class when it loads the model, so the verdict does too: a value that the config leaves "
+        "out is the default of the config class, the class that is loaded follows from model_type and not from "
+        "architectures, and of the places where tie_word_embeddings may stand the class reads one.",
     ),
     "TPP308": _warning(
         "head-arithmetic-disagrees",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from tpplan.config_text import DuplicateKeys, parse_json, position_of
 from tpplan.diagnostics import Diagnostic, InputError, Place
 
 CONFIG_NAME = "config.json"
@@ -24,6 +27,7 @@ class Source:
     name: what the user wrote. config: the parsed config.json. config_file: where it was read (None for a plan's own
     facts). directory: the model's directory, when there is one. checkpoint_keys: names of the tensors in the
     checkpoint, or None when no checkpoint is at hand. called: what people call the place where `config` stands.
+    text: of the config file, None for a plan's own facts.
     """
 
     name: str
@@ -32,6 +36,13 @@ class Source:
     directory: Path | None = None
     checkpoint_keys: frozenset[str] | None = None
     called: str = CONFIG_NAME
+    text: str | None = field(default=None, repr=False)
+
+    def place_of(self, *keys: str | int) -> Place:
+        """Line and column of the last of `keys` in the config file, or the file alone where they are not in it."""
+        position = position_of(self.text, keys) if self.text and keys else None
+        line, column = position or (None, None)
+        return Place(file=self.config_file or self.name, line=line, column=column)
 
 
 def read_source(name: str) -> Source:
@@ -44,7 +55,7 @@ def read_source(name: str) -> Source:
         if path.is_dir():
             return _read_directory(name, path)
         if path.exists():
-            return Source(name=name, config=read_config(path), config_file=str(path))
+            return _source(name, path)
     except (OSError, ValueError) as error:  # a name too long for the file system, an embedded NUL, no permission
         raise _unreadable(name, f"MODEL cannot be opened ({error})") from error
     looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".json", "/"))
@@ -55,6 +66,15 @@ def read_source(name: str) -> Source:
 
 def read_config(path: Path) -> dict:
     """The JSON object in `path`. Raises InputError TPP110 with line and column where it does not parse."""
+    return _parse(_read_text(path), str(path))
+
+
+def _source(name: str, file: Path, **rest: Any) -> Source:
+    text = _read_text(file)
+    return Source(name=name, config=_parse(text, str(file)), config_file=str(file), text=text, **rest)
+
+
+def _read_text(path: Path) -> str:
     file = str(path)
     if not path.is_file():
         raise _unreadable(file, "not a regular file")
@@ -62,10 +82,25 @@ def read_config(path: Path) -> dict:
         data = stream.read(MAX_CONFIG_BYTES + 1)
     if len(data) > MAX_CONFIG_BYTES:
         raise _unreadable(file, f"larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise _unreadable(file, "the file is UTF-16 text", fix="save it as UTF-8")
     try:
-        config = json.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _unreadable(file, f"not UTF-8 at byte {error.start}") from error
+    if text.startswith("\ufeff"):
+        fact = "the file starts with a byte order mark, which JSON does not allow and Transformers refuses"
+        raise _unreadable(file, fact, line=1, column=1, fix="save it as UTF-8 without a byte order mark (BOM)")
+    if not text.strip():
+        raise _unreadable(file, "the file is empty")
+    return text
+
+
+def _parse(text: str, file: str) -> dict:
+    try:
+        config = parse_json(text)
+    except DuplicateKeys as error:
+        raise _duplicates(file, error) from None
     except json.JSONDecodeError as error:
         raise _unreadable(file, f"not JSON: {error.msg}", line=error.lineno, column=error.colno) from error
     except (RecursionError, ValueError) as error:
@@ -75,17 +110,27 @@ def read_config(path: Path) -> dict:
     return config
 
 
+def _duplicates(file: str, error: DuplicateKeys) -> InputError:
+    """One diagnostic for each key that stands again."""
+    diagnostics = [
+        Diagnostic(
+            code="TPP110",
+            message=f"the key {'.'.join(map(str, keys))} stands twice, and readers silently keep the last, "
+            "so nothing was checked",
+            where=Place(file=file, line=line, column=column),
+            evidence=f"first at line {first[0]}, column {first[1]}",
+            fix="keep one of the two",
+        )
+        for keys, (line, column), first in error.found
+    ]
+    return InputError(*diagnostics, model=file)
+
+
 def _read_directory(name: str, directory: Path) -> Source:
     file = directory / CONFIG_NAME
     if not file.exists():
         raise _unreadable(name, f"the directory has no {CONFIG_NAME}")
-    return Source(
-        name=name,
-        config=read_config(file),
-        config_file=str(file),
-        directory=directory,
-        checkpoint_keys=_checkpoint_keys(directory),
-    )
+    return _source(name, file, directory=directory, checkpoint_keys=_checkpoint_keys(directory))
 
 
 def _read_hub(name: str) -> Source:
@@ -108,7 +153,7 @@ def _read_hub(name: str) -> Source:
             ),
             model=name,
         ) from error
-    return Source(name=name, config=read_config(Path(file)), config_file=file)
+    return _source(name, Path(file))
 
 
 def _hub_answers(timeout: float = 5.0) -> bool:
@@ -152,13 +197,15 @@ def _safetensors_keys(path: Path) -> frozenset[str]:
         raise _unreadable(str(path), f"not a safetensors file ({_first_line(error)})") from error
 
 
-def _unreadable(file: str, fact: str, line: int | None = None, column: int | None = None) -> InputError:
+def _unreadable(
+    file: str, fact: str, line: int | None = None, column: int | None = None, fix: str = ""
+) -> InputError:
     return InputError(
         Diagnostic(
             code="TPP110",
             message=f"{fact}, so nothing was checked",
             where=Place(file=file, line=line, column=column),
-            fix=f"give a directory with a {CONFIG_NAME}, a config file, or a hub id",
+            fix=fix or f"give a directory with a {CONFIG_NAME}, a config file, or a hub id",
         ),
         model=file,
     )

@@ -9,6 +9,7 @@ from tpplan.checks.experts import check_ep_size, check_experts_divide
 from tpplan.checks.heads import check_heads
 from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partners
 from tpplan.checks.quantization import check_quantization
+from tpplan.checks.reading import check_architectures, check_groups, check_tie_flags
 from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles, with_names_mended
 from tpplan.checks.subject import Subject
 from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
@@ -21,6 +22,9 @@ REJECTING = (check_plan_exists, check_rule_names, check_styles, check_ep_size, c
 EXPLAINING = (
     check_facts,
     check_defaults,
+    check_tie_flags,
+    check_architectures,
+    check_groups,
     check_quantization,
     check_key_value_alone,
     check_partners,

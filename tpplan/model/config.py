@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.model.config_values import place_named_by, refuse_contradictions, refuse_odd_counts, refuse_unread_counts
 from tpplan.model.internals import environment_error
 from tpplan.model.quantization import Scheme
 from tpplan.model.quantization_config import Malformed, read_scheme
@@ -71,13 +72,14 @@ def load_spec(
     raw = _without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
     _require_deciding_fields(source, raw, config)
+    _refuse_traps(source, raw, config)
     quantization_config = _quantization_of(source.config, config)
     scheme = _read_scheme(source, quantization_config, config)
     return ModelSpec(
         source=source,
         config=config,
         auto_class=_find_auto_class(source, config, auto_class, trust_remote_code),
-        dtype=dtype or _dtype_of(config),
+        dtype=dtype or _dtype_of(source, config),
         quantization=scheme.method if scheme else None,
         quantization_config=quantization_config,
         scheme=scheme,
@@ -201,11 +203,12 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
         )
     known = _known_model_types()
     if model_type not in known:
-        raise _unknown_type(source, place, model_type, known, bool(auto_map))
+        raise _unknown_type(source, source.place_of("model_type"), model_type, known, bool(auto_map))
+    refuse_odd_counts(source, raw)
     try:
         return _read_config(raw)
     except Exception as error:  # config classes validate with exceptions of many kinds
-        raise _rejected(source, place, error) from error
+        raise _rejected(source, source.place_of(*place_named_by(source, raw, error)), error) from error
 
 
 def _remote_code(raw: dict) -> dict:
@@ -270,11 +273,11 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
     layers = config_value(text_config(config), "num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:
-        raise _rejected(source, Place(file=source.config_file or source.name), ValueError(f"{layers} hidden layers"))
+        raise _rejected(source, source.place_of("num_hidden_layers"), ValueError(f"{layers} hidden layers"))
     for field in DECIDING_FIELDS:
         value = config_value(config, field)
         if isinstance(value, int) and value < 1:
-            raise _rejected(source, Place(file=source.config_file or source.name), ValueError(f"{field} is {value}"))
+            raise _rejected(source, source.place_of(field), ValueError(f"{field} is {value}"))
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map
@@ -294,6 +297,24 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
             evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
             fix=f"put the model's own values into {source.called}",
         )
+
+
+def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
+    """Refuse what the class of the config would read otherwise than it was meant."""
+    if type(config).__module__.startswith("transformers_modules."):
+        return  # a class of the model's own, whose names are its own too
+    text, name = text_config(config), text_config_name(config)
+    part = raw.get(name) if name else raw
+    if not isinstance(part, dict):
+        return
+    heads = config_value(text, "num_attention_heads")
+    used = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": config_value(text, "num_key_value_heads") or heads,
+    }
+    path = (name,) if name else ()
+    refuse_contradictions(source, part, text, path)
+    refuse_unread_counts(source, part, text, path, used)
 
 
 def _find_auto_class(source: Source, config: Any, requested: str | None, trust_remote_code: bool) -> str:
@@ -353,10 +374,16 @@ def _classes_for(auto_class: str, config: Any) -> tuple[type, ...]:
     return tuple(found) if isinstance(found, (tuple, list)) else (found,)
 
 
-def _dtype_of(config: Any) -> str:
+def _dtype_of(source: Source, config: Any) -> str:
     """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
-    dtype = config_value(config, "dtype") or config_value(text_config(config), "dtype")
-    return str(dtype).removeprefix("torch.") if dtype else "float32"
+    import torch
+
+    dtype = config_value(config, "dtype") or config_value(text_config(config), "dtype") or torch.float32
+    name = str(dtype).removeprefix("torch.")
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        key = next((key for key in ("dtype", "torch_dtype") if key in source.config), "dtype")
+        raise _rejected(source, source.place_of(key), ValueError(f"{key} is {dtype!r}, which is no dtype of torch"))
+    return name
 
 
 def _keep_structural(values: dict) -> dict:

@@ -1,0 +1,80 @@
+"""What a config.json says and Transformers reads otherwise: it loads, as another model than the file seems to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tpplan.checks.attention import AttentionBlock, attention_blocks
+from tpplan.checks.subject import Subject
+from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.config import text_config_name, text_config_place
+from tpplan.model.skeleton import wildcard
+
+TIE = "tie_word_embeddings"
+
+
+def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP307: tie_word_embeddings stands in the file, at the top or in the nested config, and the model does not follow."""
+    head = subject.skeleton.model.get_output_embeddings()
+    if subject.facts is not None or head is None:
+        return
+    name = next(name for name, module in subject.skeleton.model.named_modules() if module is head)
+    ties = subject.skeleton.ties
+    tied = f"{name}.weight" in {*ties.keys(), *ties.values()}
+    source, nested = subject.spec.source, text_config_name(subject.spec.config)
+    for path in [(), (nested,)] if nested else [()]:
+        part = source.config.get(nested) if path else source.config
+        said = part.get(TIE) if isinstance(part, dict) else None
+        if isinstance(said, bool) and said is not tied:
+            other = "top level of the config" if path else nested or "class"
+            yield Diagnostic(
+                code="TPP307",
+                message=f"{TIE} is {str(said).lower()} in {nested if path else source.called}, and "
+                f"{subject.skeleton.class_name} goes by the {other}: its head is {'tied' if tied else 'not tied'}",
+                where=source.place_of(*path, TIE),
+                evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as built",
+            )
+
+
+def check_architectures(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP307: architectures names another class than the one that is loaded; auto classes go by model_type."""
+    named = subject.spec.source.config.get("architectures")
+    found = subject.skeleton.class_name
+    if subject.facts is not None or not isinstance(named, list) or not named or found in named:
+        return
+    listed = ", ".join(map(str, named))
+    yield Diagnostic(
+        code="TPP307",
+        message=f"architectures names {listed}, and {subject.spec.auto_class} loads {found}, which was judged",
+        where=subject.spec.source.place_of("architectures"),
+        evidence=f"model_type {subject.spec.config.model_type} decides, not architectures",
+    )
+
+
+def check_groups(subject: Subject) -> Iterator[Diagnostic]:
+    """TPP113: key/value heads that do not divide the query heads that share them: no forward can group them."""
+    seen = set()
+    for block in attention_blocks(subject.skeleton, subject.spec.config):
+        heads = _ungrouped(subject, block)
+        kind = (wildcard(block.name), heads)
+        if heads is None or kind in seen:
+            continue
+        seen.add(kind)
+        queries, key_values = heads
+        yield Diagnostic(
+            code="TPP113",
+            message=f"{key_values} key/value heads cannot be shared evenly by {queries} query heads, "
+            "so the model runs at no tp_size",
+            where=Place(file=subject.spec.source.name, module=wildcard(block.name)),
+            evidence=f"num_attention_heads = {queries}, num_key_value_heads = {key_values} "
+            f"({text_config_place(subject.spec)}); {queries} % {key_values} = {queries % key_values}",
+        )
+
+
+def _ungrouped(subject: Subject, block: AttentionBlock) -> tuple[int, int] | None:
+    """(query heads, key/value heads) of a block that repeats its keys a whole number of times and comes out wrong."""
+    groups = getattr(subject.skeleton.model.get_submodule(block.name), "num_key_value_groups", None)
+    queries = block.queries[0].heads
+    if not isinstance(groups, int) or len(block.queries) != 1 or groups * block.key_value_heads == queries:
+        return None
+    return queries, block.key_value_heads
