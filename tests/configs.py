@@ -250,6 +250,33 @@ def gemma4_text(**changes: Any) -> Config:
     return _small("gemma4_text", **sizes, **full, **kinds, **small) | changes
 
 
+def gemma3n_text(**changes: Any) -> Config:
+    """Its MLP keeps the activations above a quantile, which a rank takes over its own columns alone."""
+    config = _small(
+        "gemma3n_text",
+        num_hidden_layers=2,
+        num_kv_shared_layers=0,
+        layer_types=["sliding_attention", "full_attention"],
+        intermediate_size=[96, 96],
+        activation_sparsity_pattern=[0.95, 0.0],
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=160,
+        laurel_rank=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        pad_token_id=0,
+    )
+    return config | changes
+
+
+def default(model_type: str) -> Config:
+    """The default config of the installed Transformers for this type, every value written out."""
+    from transformers import CONFIG_MAPPING
+
+    return json.loads(CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+
+
 def sarvam_moe(**changes: Any) -> Config:
     """Experts that the loader fuses while it reads them, and a fused query_key_value."""
     config = _small(
@@ -283,5 +310,13 @@ def _small(model_type: str, **values: Any) -> Config:
 
 
 PUBLISHED: tuple[Callable[..., Config], ...] = (
-    glm4_9b, phi_4, qwen3_8b, qwen3_4b, qwen3_06b, qwen3_vl_30b_a3b, gpt_oss_20b, gemma_4_31b, gpt2_xl,
+    glm4_9b,
+    phi_4,
+    qwen3_8b,
+    qwen3_4b,
+    qwen3_06b,
+    qwen3_vl_30b_a3b,
+    gpt_oss_20b,
+    gemma_4_31b,
+    gpt2_xl,
 )

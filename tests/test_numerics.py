@@ -6,16 +6,23 @@ Facts are measured: the sharded model of the installed Transformers against the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from transformers import CONFIG_MAPPING
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests import configs
 from tests.subjects import ATTENTION, miniature, model, rules, subject
+from tpplan import load, proof
 from tpplan.load import run_load
 from tpplan.miniature import make_miniature
+from tpplan.model.config import config_value, text_config
 from tpplan.model.internals import has_uneven_gather, transformers_version
+from tpplan.model.memory import out_of_memory
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
 
@@ -76,6 +83,14 @@ class TestWrongLogits:
 
         assert numerics(configs.llama(), 2, overrides).passed, "each is right on an untied model"
         assert numerics(configs.llama(tie_word_embeddings=True), 2).passed
+
+    def test_a_module_is_compared_as_it_returned_and_not_as_a_later_operation_left_it(self) -> None:
+        """gemma3n scales `per_layer_model_projection`'s output in place, which is right; its sparse MLP is wrong."""
+        (difference,) = numerics(configs.gemma3n_text(), 2).differences
+        assert difference.module == "model.layers.0.mlp.act_fn"
+
+        mlp = {f"model.layers.*.mlp.{name}_proj": SUMMED for name in ("gate", "up", "down")}
+        assert numerics(configs.gemma3n_text(), 2, mlp).passed
 
 
 class TestWrongGradients:
@@ -172,6 +187,52 @@ class TestWhatCannotRun:
         assert result.raised is None
 
 
+class TestMemory:
+    """Running out of memory says nothing about a plan: the stage was not run."""
+
+    @staticmethod
+    def exhaust(*_: Any, **__: Any) -> None:
+        torch.empty(2**50)  # a pebibyte, which the allocator itself refuses
+
+    def test_the_numbers_were_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small = miniature(configs.llama(), 2)
+        monkeypatch.setattr(LlamaMLP, "forward", self.exhaust)
+        result = run_numerics(small, Sharding(tp_size=2))
+        assert result.raised is None
+        assert result.not_run.startswith("there is not enough memory for the forward: RuntimeError")
+
+        monkeypatch.setattr(LlamaMLP, "forward", lambda *_: 1 // 0)
+        assert run_numerics(small, Sharding(tp_size=2)).raised
+
+    def test_the_load_was_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, small = load.load_sharded, miniature(configs.llama(), 2)
+
+        def no_room_for_a_rank(*args: Any) -> Any:
+            return self.exhaust() if dist.is_initialized() else real(*args)
+
+        monkeypatch.setattr(load, "load_sharded", no_room_for_a_rank)
+        result = run_load(small, Sharding(tp_size=2))
+        assert not result.failed
+        assert result.not_run.startswith("there is not enough memory to load the miniature")
+
+    def test_it_is_known_by_the_system_s_word_wherever_it_was_raised_from(self) -> None:
+        def raised(work: Callable[[], Any]) -> Exception:
+            with pytest.raises(Exception) as caught:  # noqa: PT011 any type: the classification is what is tested
+                work()
+            return caught.value
+
+        def wrapped() -> None:
+            try:
+                self.exhaust()
+            except RuntimeError as error:
+                raise ValueError("the loader's own word") from error
+
+        assert out_of_memory(raised(self.exhaust))
+        assert out_of_memory(raised(wrapped))
+        assert out_of_memory(MemoryError())
+        assert not out_of_memory(raised(lambda: torch.ones(2) @ torch.ones(3)))
+
+
 class TestLoad:
     """from_pretrained itself, as the first and as the last rank."""
 
@@ -179,23 +240,30 @@ class TestLoad:
         if "sarvam_moe" not in CONFIG_MAPPING:
             pytest.skip("the installed Transformers has no sarvam_moe")
         small = miniature(configs.sarvam_moe(), 2)
-        load = run_load(small, Sharding(tp_size=2))
-        assert load.raised and load.raised[0] == 0
+        loaded = run_load(small, Sharding(tp_size=2))
+        assert loaded.raised and loaded.raised[0] == 0
+        assert "self_attn" in loaded.raised[1], "the conversion that failed, not the loader's word that one did"
 
         assert run_numerics(small, Sharding(tp_size=2)).passed, "sharded after it was loaded it runs, and is right"
         assert run_load(small, Sharding(tp_size=1)).passed
 
     @pytest.mark.parametrize("config", [configs.llama(), configs.llama(tie_word_embeddings=True), configs.phi3()])
     def test_each_rank_gets_its_slice(self, config: configs.Config) -> None:
-        load = run_load(miniature(config, 2), Sharding(tp_size=2))
-        assert load.passed and load.ranks == (0, 1)
+        loaded = run_load(miniature(config, 2), Sharding(tp_size=2))
+        assert loaded.passed and loaded.ranks == (0, 1)
+
+    def test_what_one_device_cannot_load_is_not_the_plan_s_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unreadable(*_: Any) -> None:
+            raise OSError("no such file")
+
+        small = miniature(configs.llama(), 2)
+        monkeypatch.setattr(load, "load_sharded", unreadable)
+        loaded = run_load(small, Sharding(tp_size=2))
+        assert not loaded.failed
+        assert loaded.not_run == "from_pretrained of the saved miniature raises unsharded too: OSError: no such file"
 
     def test_another_value_than_the_slice_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """TPP506, by a loader that is made to be wrong on the last rank only."""
-        import torch.distributed as dist
-
-        from tpplan import load, proof
-
         real = load.load_sharded
 
         def wrong_on_rank_1(*args, **kwargs):
@@ -268,3 +336,48 @@ class TestMiniature:
         spec, skeleton = model(configs.qwen3())
         first, second = (make_miniature(spec, skeleton, 2).model.state_dict() for _ in range(2))
         assert all(first[name].equal(second[name]) for name in first)
+
+
+# Model type -> what its miniature must keep true, and the most parameters it may have.
+SMALL = {
+    "ernie4_5_vl_moe": 20e6,  # expert widths as a list, a tower of 1280
+    "inkling2": 50e6,  # a vocabulary within a padded one; a tower that must name the language model's width
+    "lfm3_vl": 5e6,  # a tower with layer types of its own
+    "muse_spark": 20e6,  # more heads than the narrowest hidden size has columns, latent experts
+    "hrm_text": 5e6,  # stacks of layers that are run several times
+    "qwen2_vl": 10e6,  # rotary sections that only the code has, heads as wide as hidden size / heads
+    "qwen2_5_omni": 40e6,  # a talker and a vocoder beside the thinker
+    "gptj": 5e6,  # rotary_dim of a head
+    "glm4_moe": 30e6,  # heads that do not divide the hidden size
+    "phi4_multimodal": 10e6,  # a tower with blocks and channels
+    "beam": 15e6,  # each layer has a number that rises
+    "dots3_note_text": 30e6,  # each layer has a config of its own
+    "dory": 50e6,  # three groups of layers that must add up
+}
+
+
+class TestMiniatureOfEveryKind:
+    @pytest.mark.parametrize("model_type", SMALL)
+    def test_it_is_small_and_runs(self, model_type: str) -> None:
+        if model_type not in CONFIG_MAPPING:
+            pytest.skip(f"the installed Transformers has no {model_type}")
+        spec, skeleton = model(configs.default(model_type))
+        small = make_miniature(spec, skeleton, 2)
+        assert sum(parameter.numel() for parameter in small.model.parameters()) <= SMALL[model_type]
+        assert small.skeleton.rules >= {rule for rule in skeleton.default_plan if rule in skeleton.rules}
+        full, text = text_config(spec.config), text_config(small.spec.config)
+        for heads in ("num_attention_heads", "num_key_value_heads", "num_experts_per_tok"):
+            assert config_value(text, heads) == config_value(full, heads)
+
+    def test_rotary_sections_keep_their_sum_and_order(self) -> None:
+        small = miniature(configs.default("qwen2_vl"), 2)
+        text = small.spec.config.text_config
+        assert text.hidden_size // text.num_attention_heads == 16
+        assert text.rope_parameters["mrope_section"] == [2, 3, 3], "of 16, 24, 24 in a head of 128"
+
+    def test_a_padded_vocabulary_stays_padded(self) -> None:
+        if "inkling2_text" not in CONFIG_MAPPING:
+            pytest.skip("the installed Transformers has no inkling2_text")
+        text = miniature(configs.default("inkling2"), 2).spec.config
+        assert 0 < text.text_config.unpadded_vocab_size < text.text_config.vocab_size
+        assert text.vision_config.text_hidden_size == text.text_config.hidden_size

@@ -496,8 +496,10 @@ CODES: dict[str, Code] = {
     ),
     "TPP506": _error(
         "loaded-slice-wrong",
-        "a rank gets other values than its slice of the checkpoint",
-        "from_pretrained ran, and a parameter of the rank is not the slice that its placement says.",
+        "a rank gets other values than its slice of what one device gets",
+        "from_pretrained ran, and a parameter of the rank is not the slice that its placement says of the parameter that "
+        "from_pretrained gives one device from the same checkpoint: the usual place is a fused weight that is split while "
+        "it loads. Nothing raises, and the model is wrong.",
     ),
     # 9xx: environment
     "TPP901": _error(

@@ -76,9 +76,9 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
 
 
 def _why(error: Exception) -> str:
-    """The loader's error, and the first of the conversions that failed in place of its word that some did."""
-    converting = conversion_errors(error)
-    return f"{type(error).__name__}: {' '.join(converting.split())[:ERROR_LENGTH]}" if converting else one_line(error)
+    """The loader's error in a line; where it only says that weights were not converted, the first of those instead."""
+    converting = list(conversion_errors(error).values())
+    return converting[0][:ERROR_LENGTH] if converting else one_line(error)
 
 
 def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:

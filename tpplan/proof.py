@@ -81,8 +81,8 @@ def _load_diagnostics(subject: Subject, load: Load) -> Iterator[Diagnostic]:
         rank, parameter = load.wrong
         yield Diagnostic(
             code="TPP506",
-            message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} other values than its slice of the "
-            "checkpoint",
+            message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} other values than its slice of what "
+            "it gives one device",
             where=Place(file=name, parameter=wildcard(parameter)),
             evidence="compared on a saved miniature, bit for bit",
         )

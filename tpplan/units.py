@@ -4,7 +4,7 @@ from __future__ import annotations
 
 BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 COUNTS = (("B", 10**9), ("M", 10**6), ("K", 10**3), ("", 1))
-ERROR_LENGTH = 400
+ERROR_LENGTH = 500
 
 
 def gib(size: int) -> str:
@@ -12,10 +12,14 @@ def gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 // 100 or not size else f"{size / 2**20:.2f} MiB"
 
 
+def message(error: BaseException) -> str:
+    """What an error says, in one line of at most ERROR_LENGTH characters."""
+    return " ".join(str(error).split())[:ERROR_LENGTH]
+
+
 def one_line(error: BaseException) -> str:
-    """`Type: message`, the message in one line of at most ERROR_LENGTH characters; an empty message is left out."""
-    message = " ".join(str(error).split())[:ERROR_LENGTH]
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    """`Type: message`, or the type alone where there is no message."""
+    return f"{type(error).__name__}: {said}" if (said := message(error)) else type(error).__name__
 
 
 def in_one_unit(*sizes: int) -> list[str]:

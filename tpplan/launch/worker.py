@@ -21,6 +21,7 @@ from typing import Any
 
 from tpplan.launch.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
 from tpplan.launch.processes import die_with_parent, peak_bytes
+from tpplan.units import message, one_line
 
 UNSHARDED = "unsharded.json"
 NUMBERS = "unsharded.safetensors"
@@ -220,7 +221,7 @@ def _note_tokens(model: Any, ids: Any, job: Job, notes: _Notes, unsharded: RankR
         try:
             tokens, margins, _ = _generate(model, ids, job.new_tokens, cache)
         except Exception as error:  # noted, and reported by the parent
-            notes.put(generate_error=f"{type(error).__name__}: {_one_line(error)}")
+            notes.put(generate_error=one_line(error))
         else:
             notes.put(tokens=tokens, margins=margins, cache=cache)
             return
@@ -260,14 +261,10 @@ def _generate(model: Any, ids: Any, new_tokens: int, cache: str) -> tuple[list[i
     return generated.sequences[0, -new_tokens:].tolist(), margins, generated
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500]
-
-
 def _as_noted(error: Exception) -> dict[str, Any]:
     torch = sys.modules.get("torch")
     memory = isinstance(error, (MemoryError, *((torch.OutOfMemoryError,) if torch else ())))
-    return {"type": type(error).__name__, "message": _one_line(error), "at": time.time(), "memory": memory}
+    return {"type": type(error).__name__, "message": message(error), "at": time.time(), "memory": memory}
 
 
 def main(arguments: list[str]) -> int:

@@ -16,15 +16,18 @@ def out_of_memory(error: BaseException) -> bool:
 
     words = os.strerror(errno.ENOMEM)
     return any(
-        isinstance(one, (MemoryError, torch.OutOfMemoryError)) or words in str(one) or words in conversion_errors(one)
+        isinstance(one, (MemoryError, torch.OutOfMemoryError))
+        or words in str(one)
+        or any(words in text for text in conversion_errors(one).values())
         for one in _chain(error)
     )
 
 
-def conversion_errors(error: BaseException) -> str:
-    """What went wrong while the loader converted weights, if it raised `error` for that; else empty.
+def conversion_errors(error: BaseException) -> dict[str, str]:
+    """What went wrong while the loader converted weights, by parameter, if it raised `error` for that; else empty.
 
-    Transformers writes these to its log alone: they are read from the loader's frame, where it raised.
+    Transformers writes these to its log alone, with their tracebacks: they are read from the loader's frame, where it
+    raised, and the lines of the frames left out.
     """
     trace, found = error.__traceback__, {}
     while trace is not None:
@@ -32,13 +35,16 @@ def conversion_errors(error: BaseException) -> str:
             known = getattr(value, "conversion_errors", None)
             found = known if isinstance(known, dict) and known else found
         trace = trace.tb_next
-    return "; ".join(f"{name}: {_without_stack(text)}" for name, text in sorted(found.items()))
+    return {name: _without_frames(text) for name, text in sorted(found.items())}
 
 
-def _without_stack(text: str) -> str:
-    """What the error and the loader say, without the lines of a traceback in between."""
-    said = [line for line in text.splitlines() if line and not line.startswith((" ", "Traceback "))]
-    return " ".join(dict.fromkeys(said))
+def _without_frames(traceback: str) -> str:
+    kept: list[str] = []
+    for line in traceback.splitlines():
+        is_frame = line.startswith((" ", "Traceback"))
+        if line and not is_frame and not any(line in earlier for earlier in kept):  # the message stands there twice
+            kept.append(line)
+    return "; ".join(kept)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
