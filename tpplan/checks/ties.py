@@ -31,7 +31,7 @@ def check_tied_styles(subject: Subject) -> Iterator[Diagnostic]:
             where=subject.place_of_rule(wildcard(changed)),
             evidence=f"{wildcard(embedding)} is {_cut(subject, embedding)}, {wildcard(head)} is {_cut(subject, head)}; "
             "after tying both carry the placement of the embedding",
-            fix=f"leave both at the model's own styles, or override both so that they cut the same dim",
+            fix="leave both at the model's own styles, or override both so that they cut the same dim",
         )
 
 

@@ -14,7 +14,7 @@ from tpplan.model.quiet import quiet
 from tpplan.units import one_line
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 DISPATCHED = "ep_dispatch_experts"  # each token travels to the ranks that hold its experts
 
