@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
     from tpplan.plan_document import Plan
 
+__version__ = "0.1.0"
 __all__ = [
     "Diagnostic",
     "InputError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
@@ -85,14 +86,16 @@ def distributed_config(
     Arguments as in `check` and `plan`. Raises PlanError where no plan can work or the given one does not, InputError
     for what cannot be read.
     """
-    from transformers import DistributedConfig
-
     from tpplan.request import Request
 
     request = Request(what=model_or_plan, tp_size=tp_size, **options)
     if _group_is_taken():
-        return DistributedConfig(**call_in_child("passing_arguments", request, strategy))
-    return DistributedConfig(**passing_arguments(request, strategy))
+        arguments = call_in_child("passing_arguments", request, strategy)
+    else:
+        arguments = passing_arguments(request, strategy)
+    from transformers import DistributedConfig  # with torch, so after what can be refused without
+
+    return DistributedConfig(**arguments)
 
 
 def sizes(
@@ -288,7 +291,12 @@ def _open_model(request: Request, strategy: str) -> Subject:
 
 
 def _group_is_taken() -> bool:
-    """Whether this process is a rank of a process group already; the stages need one of their own."""
+    """Whether this process is a rank of a process group already; the stages need one of their own.
+
+    Where torch is not loaded there is none, and it is not loaded for the answer: what cannot be read is said at once.
+    """
+    if "torch.distributed" not in sys.modules:
+        return False
     from tpplan.model.ranks import group_is_taken
 
     return group_is_taken()

@@ -13,7 +13,6 @@ import tempfile
 import traceback
 from dataclasses import replace
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,6 +85,27 @@ MaxLengthOption = Annotated[
 ]
 
 
+def _print_versions(asked: bool) -> None:
+    if not asked:
+        return
+    from tpplan import __version__
+    from tpplan.model.internals import versions
+
+    known = {"torch": "torch", "transformers": "Transformers"}
+    installed = [f"{name} {versions()[package]}" for package, name in known.items() if package in versions()]
+    _print(f"tpplan {__version__} ({', '.join(installed) or 'neither torch nor Transformers is installed'})\n")
+    raise typer.Exit
+
+
+@app.callback()
+def tpplan(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Print versions, and stop.")
+    ] = False,
+) -> None:
+    """Tensor-parallel plans for Hugging Face Transformers: check, repair, prove."""
+
+
 @app.command()
 def check(
     what: ModelOrPlanArgument,
@@ -134,7 +154,7 @@ def plan(
     what: ModelArgument,
     tp_size: TpSizeOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
     ] = None,
     strategy: StrategyOption = Strategy.REPLICATE,
     explain: Annotated[
@@ -160,21 +180,23 @@ def plan(
     """Write a plan that passes, or say why none can."""
     _leave_chips_alone()
     from tpplan import api
-    from tpplan.files import write_atomically
+    from tpplan.files import require_writable, write_atomically
 
     request = _request(what, tp_size, None, auto_class, device, purpose, dtype, trust_remote_code)
     request = replace(request, name=name, batch=batch, max_length=max_length)
     candidates: list = []
     try:
+        if output is not None:
+            require_writable(output)
         if explain or optimize:
             made, repaired, candidates = api.make_best_plan(request, strategy, optimize)
         else:
             made, repaired = api.make_plan(request, strategy)
-        if output:
+        if output is not None:
             write_atomically(output, made.to_yaml())
     except PlanError as error:
         return _show(error.report, Format.TEXT, stream="stderr")
-    if not output:
+    if output is None:
         sys.stdout.write(made.to_yaml())
     if candidates:
         _say_strategies(candidates, repaired)
@@ -292,7 +314,8 @@ def verify(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+    options_metavar="[OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGUMENTS]",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 def launch(
     context: typer.Context,
@@ -301,7 +324,7 @@ def launch(
     ] = None,
     print_env: Annotated[bool, typer.Option("--print-env", help="Print what would be set, and start nothing.")] = False,
 ) -> int:
-    """torchrun with the TPU launch environment set first: tpplan launch [OPTIONS] [torchrun options] SCRIPT ...
+    """Start torchrun with the TPU launch environment set first.
 
     Everything after our own options goes to torchrun unchanged; the exit code is the script's.
     """
@@ -330,14 +353,20 @@ def doctor(
 
 
 @app.command()
-def explain(code: Annotated[str, typer.Argument(metavar="CODE", help="A code such as TPP301, or its slug.")]) -> int:
-    """Print the page of a code."""
+def explain(
+    code: Annotated[str | None, typer.Argument(metavar="CODE", help="A code such as TPP301, or its slug.")] = None,
+) -> int:
+    """Print the page of a code; without CODE, all codes."""
     from tpplan.codes import CODES
 
+    if code is None:
+        _print("".join(f"{number} {entry.slug}: {entry.title}\n" for number, entry in sorted(CODES.items())))
+        return 0
     by_slug = {entry.slug: number for number, entry in CODES.items()}
     number = by_slug.get(code.lower(), code.upper())
     if number not in CODES:
-        raise typer.BadParameter(f"there is no code {code!r}; the codes are {', '.join(CODES)}", param_hint="CODE")
+        said = f"there is no code {code!r}; the codes are {', '.join(sorted(CODES))}"
+        raise typer.BadParameter(said, param_hint="CODE")
     entry = CODES[number]
     _print(f"{number} {entry.slug} ({entry.severity}): {entry.title}\n\n{entry.page}\n")
     return 0
@@ -371,7 +400,7 @@ def main(arguments: list[str] | None = None) -> int:
         usage = _usage_message(error)
         if usage == "":  # no command was named, and the help has been printed
             return 2
-        return _bug() if usage is None else _bad_usage(arguments, usage)
+        return _bug() if usage is None else _bad_usage(arguments, usage, _model_of(error, arguments))
 
 
 def _leave_chips_alone() -> None:
@@ -404,7 +433,7 @@ def _show(report: Report, output_format: Format, stream: str = "stdout") -> int:
     return report.exit_code
 
 
-def _say_repair(repaired: Any, output: Path | None) -> None:
+def _say_repair(repaired: Any, output: str | None) -> None:
     """On stderr: what the plan overrides and why, and what was run to prove it."""
     from tpplan import report as rendering
 
@@ -443,13 +472,28 @@ def _usage_message(error: Exception) -> str | None:
     return error.format_message() if hasattr(error, "format_message") and hasattr(error, "exit_code") else None
 
 
-def _bad_usage(arguments: list[str], message: str) -> int:
+def _model_of(error: Any, arguments: list[str]) -> str:
+    """The MODEL or PLAN of a command line whose other values were refused; empty where it cannot be told."""
+    context = getattr(error, "ctx", None)
+    if context is None or context.info_name not in arguments:
+        return ""
+    rest = arguments[arguments.index(context.info_name) + 1 :]
+    try:
+        return str(context.command.make_parser(context).parse_args(rest)[0].get("what") or "")
+    except Exception as again:
+        if _usage_message(again) is None:
+            raise
+        return ""
+
+
+def _bad_usage(arguments: list[str], message: str, model: str) -> int:
     from tpplan.request import usage_error
 
     wants_json = any(
         a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""])
     )
-    error = usage_error(message.rstrip("."), fix="tpplan --help lists the commands, tpplan COMMAND --help its options")
+    fix = "tpplan --help lists the commands, tpplan COMMAND --help its options"
+    error = usage_error(message.rstrip("."), fix, model)
     return _show(error.report, Format.JSON if wants_json else Format.TEXT, stream="stdout" if wants_json else "stderr")
 
 

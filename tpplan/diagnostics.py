@@ -175,6 +175,11 @@ class Report:
         return Verdict.PASS
 
     @property
+    def is_bad_usage(self) -> bool:
+        """Whether the call itself made no sense, whatever the model."""
+        return self.unreadable and all(diagnostic.code == "TPP130" for diagnostic in self.diagnostics)
+
+    @property
     def exit_code(self) -> int:
         """0 pass, 1 the plan or model has errors or a stage could not run, 2 unreadable input."""
         if self.unreadable:
@@ -205,7 +210,7 @@ class PlanError(Exception):
     def __init__(self, report: Report) -> None:
         self.report = report
         shown = report.errors or report.diagnostics
-        super().__init__("\n".join(f"{d.code} {d.slug}: {d.message}" for d in shown) or f"verdict {report.verdict}")
+        super().__init__("\n".join(map(_line, shown)) or f"verdict {report.verdict}")
 
     def __reduce__(self) -> tuple:
         return _with_report, (type(self), self.report)
@@ -220,6 +225,12 @@ class InputError(PlanError):
     @property
     def diagnostics(self) -> tuple[Diagnostic, ...]:
         return self.report.diagnostics
+
+
+def _line(diagnostic: Diagnostic) -> str:
+    """Place, code, slug and message, as the command line prints them."""
+    place = str(diagnostic.where)
+    return f"{place}: {diagnostic.code} {diagnostic.slug}: {diagnostic.message}".removeprefix(": ")
 
 
 def _with_report(kind: type[PlanError], report: Report) -> PlanError:

@@ -19,7 +19,7 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
     Raises InputError (TPP101) where that place cannot be written.
     """
     data = text.encode("utf-8")
-    try:
+    with _refusals(path):
         target = os.path.realpath(path)
         with _file_beside(target, _mode_to_keep(target)) as temporary:
             with open(temporary, "wb") as file:
@@ -27,12 +27,28 @@ def write_atomically(path: str | os.PathLike[str], text: str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
+
+
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Raise InputError (TPP101) where `write_atomically` could not put a file now. Nothing is left behind."""
+    with _refusals(path):
+        target = os.path.realpath(path)
+        with _file_beside(target, _mode_to_keep(target)):
+            pass
+
+
+@contextmanager
+def _refusals(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        if not os.fspath(path):
+            raise ValueError("the name is empty")
+        yield
     except (OSError, ValueError) as error:  # ValueError: a path that holds NUL
         raise InputError(
             Diagnostic(
                 code="TPP101",
                 message="the file cannot be written; nothing was changed",
-                where=Place(file=os.fspath(path)),
+                where=Place(file=os.fspath(path) or None),
                 evidence=getattr(error, "strerror", None) or str(error),
             )
         ) from error

@@ -43,6 +43,8 @@ def as_text(report: Report) -> Text:
         text.append(f" an even split is {ideal}\n")
     if report.memory:
         text.append(memory_text(report.memory))
+    if report.is_bad_usage:  # there is nothing that a verdict could be about
+        return text
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""

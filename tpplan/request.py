@@ -45,6 +45,11 @@ class Request:
     def is_plan(self) -> bool:
         return isinstance(self.what, Plan) or str(self.what).endswith(PLAN_SUFFIXES)
 
+    @property
+    def called(self) -> str:
+        """What the caller called the model or the plan."""
+        return self.what.model.id if isinstance(self.what, Plan) else str(self.what)
+
 
 def open_request(request: Request) -> Subject:
     """The subject of `request`, with the config read and the model's skeleton built.
@@ -136,21 +141,23 @@ def _is_on_disk(name: str) -> bool:
 
 def check_values(request: Request) -> None:
     """Raises InputError TPP130 for an option whose value makes no sense."""
-    size = request.tp_size
+    size, model = request.tp_size, request.called
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
-        raise usage_error(
-            f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}", fix="give the number of ranks"
-        )
+        said = f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}"
+        raise usage_error(said, fix="give the number of ranks", model=model)
+    if request.name is not None and not request.name.strip():
+        raise usage_error("the name of the model in the plan is empty", fix="leave --id out, or give a name", model=model)
     for name, value in (("batch", request.batch), ("max_length", request.max_length)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise usage_error(f"{name} is {value!r}, must be a whole number from 1", fix=f"give --{name.replace('_', '-')} N")
+            said = f"{name} is {value!r}, must be a whole number from 1"
+            raise usage_error(said, fix=f"give --{name.replace('_', '-')} N", model=model)
     for name, value, allowed in (
         ("device", request.device, tuple(Device)),
         ("purpose", request.purpose, tuple(Purpose)),
         ("dtype", request.dtype, tuple(Dtype)),
     ):
         if value is not None and value not in allowed:
-            raise usage_error(f"{name} is {value!r}", fix=f"give one of {', '.join(allowed)}")
+            raise usage_error(f"{name} is {value!r}", fix=f"give one of {', '.join(allowed)}", model=model)
 
 
 def usage_error(message: str, fix: str, model: str = "") -> InputError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tpplan.checks.attention import AttentionBlock, attention_blocks
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.config import text_config_name, text_config_place
+from tpplan.model.config import text_config_path, text_config_place, text_part
 from tpplan.model.skeleton import wildcard
 
 TIE = "tie_word_embeddings"
@@ -21,15 +21,14 @@ def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
     name = next(name for name, module in subject.skeleton.model.named_modules() if module is head)
     ties = subject.skeleton.ties
     tied = f"{name}.weight" in {*ties.keys(), *ties.values()}
-    source, nested = subject.spec.source, text_config_name(subject.spec.config)
-    for path in [(), (nested,)] if nested else [()]:
-        part = source.config.get(nested) if path else source.config
-        said = part.get(TIE) if isinstance(part, dict) else None
+    source, nested = subject.spec.source, text_config_path(subject.spec.config)
+    for path in dict.fromkeys([(), nested]):
+        said = (text_part(source.config, subject.spec.config) if path else source.config).get(TIE)
         if isinstance(said, bool) and said is not tied:
-            other = "top level of the config" if path else nested or "class"
+            other = "top level of the config" if path else ".".join(nested) or "class"
             yield Diagnostic(
                 code="TPP307",
-                message=f"{TIE} is {str(said).lower()} in {nested if path else source.called}, and "
+                message=f"{TIE} is {str(said).lower()} in {'.'.join(path) or source.called}, and "
                 f"{subject.skeleton.class_name} goes by the {other}: its head is {'tied' if tied else 'not tied'}",
                 where=source.place_of(*path, TIE),
                 evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as built",
@@ -40,7 +39,7 @@ def check_architectures(subject: Subject) -> Iterator[Diagnostic]:
     """TPP307: architectures names another class than the one that is loaded; auto classes go by model_type."""
     named = subject.spec.source.config.get("architectures")
     found = subject.skeleton.class_name
-    if subject.facts is not None or not isinstance(named, list) or not named or found in named:
+    if subject.facts is not None or not isinstance(named, list) or not named or _same(found) in map(_same, named):
         return
     listed = ", ".join(map(str, named))
     yield Diagnostic(
@@ -49,6 +48,11 @@ def check_architectures(subject: Subject) -> Iterator[Diagnostic]:
         where=subject.spec.source.place_of("architectures"),
         evidence=f"model_type {subject.spec.config.model_type} decides, not architectures",
     )
+
+
+def _same(name: object) -> str:
+    """A class name without what releases have spelled differently: PhiMoE and Phimoe, KimiK25 and Kimi_K25."""
+    return str(name).replace("_", "").lower()
 
 
 def check_groups(subject: Subject) -> Iterator[Diagnostic]:

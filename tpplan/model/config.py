@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
-from tpplan.model.config_values import place_named_by, refuse_contradictions, refuse_odd_counts, refuse_unread_counts
+from tpplan.model.config_values import (
+    names_read_by,
+    place_named_by,
+    refuse_contradictions,
+    refuse_odd_counts,
+    refuse_unread_counts,
+)
 from tpplan.model.internals import environment_error
 from tpplan.model.quantization import Scheme
 from tpplan.model.quantization_config import Malformed, read_scheme
@@ -114,12 +120,34 @@ def text_config_place(spec: ModelSpec) -> str:
 
 
 def text_config_name(config: Any) -> str:
-    """The name of the nested config of the language model; empty where the config is not nested."""
-    text = text_config(config)
-    if text is config:
+    """The dotted name of the nested config of the language model; empty where the config is not nested."""
+    if text_config(config) is config:
         return ""
-    names = [name for name in getattr(config, "sub_configs", {}) if getattr(config, name, None) is text]
-    return names[0] if names else "the nested text config"
+    return ".".join(text_config_path(config)) or "the nested text config"
+
+
+def text_config_path(config: Any) -> tuple[str, ...]:
+    """The keys that lead to the language model's part of a config; () where that is all of it, or has no key."""
+    return _path_to(text_config(config), config) or ()
+
+
+def _path_to(wanted: Any, config: Any) -> tuple[str, ...] | None:
+    if config is wanted:
+        return ()
+    for name in type(config).sub_configs:
+        nested = config_value(config, name)
+        path = None if nested is None or not hasattr(nested, "sub_configs") else _path_to(wanted, nested)
+        if path is not None:
+            return (name, *path)
+    return None
+
+
+def text_part(raw: dict, config: Any) -> dict:
+    """The part of `raw`, the config as it was parsed, that describes the language model; empty where it has none."""
+    part: Any = raw
+    for name in text_config_path(config):
+        part = part.get(name) if isinstance(part, dict) else None
+    return part if isinstance(part, dict) else {}
 
 
 def config_value(config: Any, name: str) -> Any:
@@ -134,12 +162,14 @@ def config_value(config: Any, name: str) -> Any:
 
 
 def defaulted(source: Source, config: Any, name: str) -> bool:
-    """Whether `name` of the language model's part of `config` came from the class default and not from the file."""
+    """Whether `name` of the language model's part of `config` came from the class default and not from the file.
+
+    Wrappers of older models take such values from the top level of the file too.
+    """
     raw, text = source.config, text_config(config)
-    if text is not config and text_config_name(config) in getattr(config, "sub_configs", {}):
-        raw = raw.get(text_config_name(config))
-        raw = raw if isinstance(raw, dict) else {}
-    return not _stands_in(raw, text, name)
+    if _stands_in(text_part(raw, config), text, name) or name not in names_read_by(type(text)):  # or it is computed
+        return False
+    return text is config or not (_stands_in(raw, text, name) and raw.get(name) == config_value(text, name))
 
 
 def _stands_in(raw: dict, config: Any, name: str) -> bool:
@@ -162,8 +192,7 @@ def _quantization_of(raw: dict, config: Any) -> Any:
 
     As get_hf_quantizer (quantizers/auto.py): an empty one of its own gives way, and null means that there is none.
     """
-    nested = raw if text_config(config) is config else raw.get(text_config_name(config))
-    return raw.get("quantization_config") or (nested.get("quantization_config") if isinstance(nested, dict) else None)
+    return raw.get("quantization_config") or text_part(raw, config).get("quantization_config")
 
 
 def _read_scheme(source: Source, quantization_config: Any, config: Any) -> Scheme | None:
@@ -303,16 +332,12 @@ def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
     """Refuse what the class of the config would read otherwise than it was meant."""
     if type(config).__module__.startswith("transformers_modules."):
         return  # a class of the model's own, whose names are its own too
-    text, name = text_config(config), text_config_name(config)
-    part = raw.get(name) if name else raw
-    if not isinstance(part, dict):
-        return
+    text, path, part = text_config(config), text_config_path(config), text_part(raw, config)
     heads = config_value(text, "num_attention_heads")
     used = {
         "num_attention_heads": heads,
         "num_key_value_heads": config_value(text, "num_key_value_heads") or heads,
     }
-    path = (name,) if name else ()
     refuse_contradictions(source, part, text, path)
     refuse_unread_counts(source, part, text, path, used)
 

@@ -63,7 +63,7 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
     read it. used: query and key/value heads that the class has, by Transformers' names, None where it has no such
     value. A name is no trap where the number that the class uses is the same, or stands there under its own name too.
     """
-    own = _names_read_by(type(config))
+    own = names_read_by(type(config))
     unread: dict[str, tuple[int, str]] = {}
     for field, names in FIELDS.items():
         if all(raw.get(name) is None for name in names if name in own):
@@ -134,7 +134,7 @@ def _claims(raw: dict, names: tuple[str, ...], own: Collection[str], field: str)
     return said
 
 
-def _names_read_by(cls: type) -> set[str]:
+def names_read_by(cls: type) -> set[str]:
     """Names that a config class of Transformers has fields for, or reads as another name of one."""
     fields = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})}
     return fields | set(cls.attribute_map) | set(cls.attribute_map.values())
