@@ -353,6 +353,8 @@ SMALL = {
     "beam": 15e6,  # each layer has a number that rises
     "dots3_note_text": 30e6,  # each layer has a config of its own
     "dory": 50e6,  # three groups of layers that must add up
+    "apertus1p5": 30e6,  # codes of images and sounds within the vocabulary
+    "longcat_flash": 20e6,  # experts whose width has another name
 }
 
 

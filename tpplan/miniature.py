@@ -6,6 +6,7 @@ alike, the number of layers (one of each kind that occurs), and the towers that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,6 +27,7 @@ from tpplan.units import one_line
 
 SEED = 20240229
 ENOUGH = 20_000_000  # parameters: smaller ones are not worth looking for
+ALIKE = 3  # sizes that raise the same words when they run: it is not for their size
 MAX_PARAMETERS = 250_000_000  # 1 GB in float32, up to ten times over while ranks are simulated
 
 
@@ -51,28 +53,33 @@ def make_miniature(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Miniatu
     """The first miniature that is small enough, has the same rules and kinds of layers, and runs unsharded; where all
     are larger, the smallest.
 
-    Raises ValueError, with the reason of the last try, when there is none.
+    Raises ValueError, with what most sizes raised or why none could be run, when there is none.
     """
-    reason, larger = "no size was tried", []
+    refused, larger, raised = "no size was tried", [], Counter()
     for candidate in _candidates(spec, skeleton, tp_size):
         if isinstance(candidate, str):
-            reason = candidate
+            refused = candidate
         elif candidate.parameters > (ENOUGH if candidate.wide_towers else MAX_PARAMETERS):
             larger.append(candidate)
         else:
             made = _run(candidate)
             if isinstance(made, Miniature):
                 return made
-            reason = made
+            raised[made] += 1
+            if raised[made] == ALIKE:
+                break
     for candidate in sorted(larger, key=lambda candidate: candidate.parameters):
-        if candidate.parameters > MAX_PARAMETERS:
-            reason = f"the miniature has {candidate.parameters:,} parameters"
+        if candidate.parameters > MAX_PARAMETERS or max(raised.values(), default=0) == ALIKE:
             break
         made = _run(candidate)
         if isinstance(made, Miniature):
             return made
-        reason = made
-    raise ValueError(reason)
+        raised[made] += 1
+    if raised:
+        refused = raised.most_common(1)[0][0]
+    elif larger:
+        refused = f"the miniature has {min(candidate.parameters for candidate in larger):,} parameters"
+    raise ValueError(refused)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +100,10 @@ def _candidates(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Iterator[_
     """Smaller configs, the narrowest first, each once; or why a size does not stand for the model."""
     tried: list[dict] = []
     sections, tower_layers = _sections(skeleton.model), _tower_layers(skeleton.model)
-    for hidden, towers, layers in product(Hidden, Towers, _layer_choices(skeleton)):
+    for vocabulary, hidden, towers, layers in product((True, False), Hidden, Towers, _layer_choices(skeleton)):
         size = Size(
             tp_size=tp_size,
+            vocabulary=vocabulary,
             hidden=hidden,
             towers=towers,
             layers=tuple(layers),

@@ -42,6 +42,7 @@ EXPERT_WIDTHS = (
     "moe_shared_expert_intermediate_size",
     "shared_intermediate_size",
     "expert_intermediate_size",
+    "expert_ffn_hidden_size",
 )
 INTERMEDIATE = (
     "intermediate_size",
@@ -62,6 +63,8 @@ PER_LAYER = "per_layer_config"  # layer number -> values of its own
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
 UNPADDED = "unpadded_vocab_size"  # at most vocab_size
+# Ranges of tokens that stand for the codes of a tower: they keep their place in the vocabulary.
+TOKEN_OFFSET, CODEBOOK = "_token_offset", "codebook_size"
 # Widths of the parts of a head that are rotated: they keep their ratio to its width.
 ROTATED = ("rotary_dim",)
 SECTIONS = "mrope_section"
@@ -94,12 +97,13 @@ class Towers(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One way to shrink. layers: the ones of the language model to keep, empty for all as they are. tower_layers: those of towers, by their depth.
+    """One way to shrink. vocabulary: whether it is shrunk. layers: the ones of the language model to keep, empty for all as they are. tower_layers: those of towers, by their depth.
     sections: the model's mrope_section, which its code has where the config gives none."""
 
     tp_size: int
     hidden: Hidden
     towers: Towers
+    vocabulary: bool = True
     layers: tuple[int, ...]
     tower_layers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
@@ -144,6 +148,12 @@ class _Widths:
         if self._size.hidden is Hidden.NARROW and self.own_head_width:
             return smaller(value, self._size.tp_size, HIDDEN_FLOOR)
         return self._multiple_of_heads(value) if self.heads else value
+
+    @property
+    def vocabulary_ratio(self) -> tuple[int, int]:
+        """(small, full) size of the vocabulary."""
+        full = config_value(self.config, VOCABULARY[0])
+        return (_vocabulary(VOCABULARY[0], full, self._size), full) if _is_count(full) else (1, 1)
 
     @cached_property
     def own_head_width(self) -> bool:
@@ -209,14 +219,16 @@ def _rule(config: Any, path: str, text: _Widths, size: Size) -> Callable[[str, A
 def _around(name: str, value: Any, *, text: _Widths, size: Size) -> Any:
     """A value beside the nested configs: of the projectors between towers and language model."""
     if not _is_count(value) or size.towers is Towers.FULL:
-        return _token(name, value)
+        return _token(name, value, size)
     if name in VOCABULARY or name == UNPADDED:
         return _vocabulary(name, value, size)
+    if name.endswith(TOKEN_OFFSET):
+        return _scaled(value, text.vocabulary_ratio)
     if value == text.full and name.endswith(WIDTH_ENDINGS):
         return text.small
     if size.towers is Towers.NARROW and name in (*PROJECTORS, "out_hidden_size"):
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
-    return _token(name, value)
+    return _token(name, value, size)
 
 
 def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Widths, size: Size) -> Any:
@@ -228,11 +240,14 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
     if isinstance(value, list) and depth and len(value) == depth:
         return [value[index] for index in layers]
     if depth and name.endswith(INDEX_LISTS) and _are_layers(value, depth):
-        return [position for position, index in enumerate(layers) if index in value]
+        kept = [position for position, index in enumerate(layers) if index in value]
+        return kept or value and [0]  # classes take the first of them
     if name == PER_LAYER and isinstance(value, dict):
         return _of_layers(value, layers)
     if size.towers is Towers.FULL or not _is_count(value):
         return value
+    if name == CODEBOOK:
+        return max(1, _scaled(value, text.vocabulary_ratio))
     if value == text.full and name.endswith(WIDTH_ENDINGS) and name not in HIDDEN:
         return text.small
     if size.towers is Towers.FOLLOW:
@@ -270,7 +285,7 @@ def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size)
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
     if name in ROTATED and own.head_ratio:
         return _scaled(value, own.head_ratio)
-    return _token(name, _intermediate(name, value, size))
+    return _token(name, _intermediate(name, value, size), size)
 
 
 def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Size) -> Any:
@@ -330,6 +345,8 @@ def _layer_count(name: str, value: int, config: Any, size: Size) -> int:
 
 
 def _vocabulary(name: str, value: int, size: Size) -> int:
+    if not size.vocabulary:
+        return value
     lower = 8 * size.tp_size if name == UNPADDED else 0
     return smaller(value, size.tp_size, max(1, VOCABULARY_FLOOR - lower))
 
@@ -343,9 +360,9 @@ def _intermediate(name: str, value: int, size: Size, step: int = 0) -> int:
     return value
 
 
-def _token(name: str, value: Any) -> Any:
+def _token(name: str, value: Any, size: Size) -> Any:
     is_token = name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
-    return min(value, 2) if is_token else value
+    return min(value, 2) if is_token and size.vocabulary else value
 
 
 def _depth(config: Any) -> int | None:
