@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tpplan.model.config import ModelSpec
+from tpplan.model.config import ModelSpec, config_value
 from tpplan.model.internals import internals
 from tpplan.model.quantization_config import COMPRESSED, read_scheme
 from tpplan.model.quantizer import quantized_weights
@@ -37,7 +37,7 @@ def quantization_facts(spec: ModelSpec, model: Any) -> dict | None:
     short = {key: _general(names) for key, names in lists.items()}
     expected = quantized_weights(model, spec.scheme)
     for candidate in (short, lists):
-        scheme = read_scheme(kept | candidate, expert_dtype=getattr(spec.config, "expert_dtype", None))
+        scheme = read_scheme(kept | candidate, expert_dtype=config_value(spec.config, "expert_dtype"))
         if scheme is not None and quantized_weights(model, scheme) == expected:
             return kept | candidate
     raise AssertionError("the full lists hold for the same weights")
