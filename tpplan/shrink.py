@@ -54,6 +54,8 @@ INTERMEDIATE = (
     "ffn_hidden_size",
     "dense_intermediate_size",
 )
+CHANNELS = "base_channels"  # of convolutions that are normed in groups, GROUPS of them
+GROUPS = 32
 VOCODER = "upsample_initial_channel"  # halved by each upsampling
 PROJECTORS = ("projector_hidden_size", "projection_hidden_dim", "moe_hidden_size", "moe_latent_size")
 INDEX_LISTS = ("_indices", "_idxs", "_indexes", "_layers")  # lists of layer numbers
@@ -63,8 +65,8 @@ PER_LAYER = "per_layer_config"  # layer number -> values of its own
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
 UNPADDED = "unpadded_vocab_size"  # at most vocab_size
-# Ranges of tokens that stand for the codes of a tower: they keep their place in the vocabulary.
-TOKEN_OFFSET, CODEBOOK = "_token_offset", "codebook_size"
+# Ranges of tokens that stand for the codes of a tower, one after the other: each becomes CODES long.
+TOKEN_OFFSET, CODEBOOK, FIRST_CODE, CODES = "_token_offset", "codebook_size", 8, 16
 # Widths of the parts of a head that are rotated: they keep their ratio to its width.
 ROTATED = ("rotary_dim",)
 SECTIONS = "mrope_section"
@@ -75,7 +77,19 @@ HIDDEN_FLOOR, LOW_RANK_FLOOR, INTERMEDIATE_FLOOR, VOCABULARY_FLOOR = 64, 72, 96,
 EXPERT_FLOOR, PROJECTOR_FLOOR, VOCODER_FLOOR, HEAD_FLOOR = 48, 80, 192, 16
 MANY_HEADS = 64  # of HEAD_FLOOR columns: more are given half of it
 # Parts of a model that text does not run through, by words in the names of their modules and configs.
-TOWERS = ("vision", "visual", "audio", "image", "speech", "video", "talker", "token2wav", "code2wav")
+TOWERS = (
+    "vision",
+    "visual",
+    "audio",
+    "image",
+    "speech",
+    "video",
+    "talker",
+    "token2wav",
+    "code2wav",
+    "vqmodel",
+    "vq_config",
+)
 
 
 class Hidden(StrEnum):
@@ -149,12 +163,6 @@ class _Widths:
             return smaller(value, self._size.tp_size, HIDDEN_FLOOR)
         return self._multiple_of_heads(value) if self.heads else value
 
-    @property
-    def vocabulary_ratio(self) -> tuple[int, int]:
-        """(small, full) size of the vocabulary."""
-        full = config_value(self.config, VOCABULARY[0])
-        return (_vocabulary(VOCABULARY[0], full, self._size), full) if _is_count(full) else (1, 1)
-
     @cached_property
     def own_head_width(self) -> bool:
         """Whether the width of a head is a value of its own, and not hidden size / heads."""
@@ -213,17 +221,19 @@ def _rule(config: Any, path: str, text: _Widths, size: Size) -> Callable[[str, A
         return partial(_text_value, config=config, own=text, size=size)
     if not getattr(config, "sub_configs", None):
         return partial(_text_value, config=config, own=_Widths(config, size), size=size)
-    return partial(_around, text=text, size=size)
+    values = config.to_dict()
+    offsets = sorted(values[name] for name in values if name.endswith(TOKEN_OFFSET))
+    return partial(_around, text=text, size=size, offsets=offsets)
 
 
-def _around(name: str, value: Any, *, text: _Widths, size: Size) -> Any:
+def _around(name: str, value: Any, *, text: _Widths, size: Size, offsets: list[int]) -> Any:
     """A value beside the nested configs: of the projectors between towers and language model."""
     if not _is_count(value) or size.towers is Towers.FULL:
         return _token(name, value, size)
     if name in VOCABULARY or name == UNPADDED:
         return _vocabulary(name, value, size)
     if name.endswith(TOKEN_OFFSET):
-        return _scaled(value, text.vocabulary_ratio)
+        return FIRST_CODE + CODES * offsets.index(value)
     if value == text.full and name.endswith(WIDTH_ENDINGS):
         return text.small
     if size.towers is Towers.NARROW and name in (*PROJECTORS, "out_hidden_size"):
@@ -247,7 +257,7 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
     if size.towers is Towers.FULL or not _is_count(value):
         return value
     if name == CODEBOOK:
-        return max(1, _scaled(value, text.vocabulary_ratio))
+        return min(value, CODES)
     if value == text.full and name.endswith(WIDTH_ENDINGS) and name not in HIDDEN:
         return text.small
     if size.towers is Towers.FOLLOW:
@@ -258,6 +268,8 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
         return own.small
     if name in (*PROJECTORS, "out_hidden_size"):
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
+    if name == CHANNELS:
+        return GROUPS if value % GROUPS == 0 else value
     if name == VOCODER:
         return value // max(1, value // VOCODER_FLOOR)
     return _intermediate(name, value, size)
