@@ -262,14 +262,14 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
         return text.small
     if size.towers is Towers.FOLLOW:
         return value
+    if name == CHANNELS:
+        return GROUPS if value % GROUPS == 0 else value
     if name in HIDDEN:
         return own.of(value)
     if value == own.full and name.endswith(WIDTH_ENDINGS) and name not in INTERMEDIATE:
         return own.small
     if name in (*PROJECTORS, "out_hidden_size"):
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
-    if name == CHANNELS:
-        return GROUPS if value % GROUPS == 0 else value
     if name == VOCODER:
         return value // max(1, value // VOCODER_FLOOR)
     return _intermediate(name, value, size)
