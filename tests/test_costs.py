@@ -269,3 +269,28 @@ class TestStrategies:
 def test_sizes_in_order_whatever_was_asked() -> None:
     found = all_sizes(subject(configs.llama(), 1), [4, 2, 4])
     assert [candidate.tp_size for candidate in found] == [2, 4]
+
+
+def test_packed_weights_count_as_they_are_packed() -> None:
+    """GPTQ of 4 bits in groups of 128: half a byte an element, and for each group of a column a scale of 2 bytes and a zero
+    point of 4 bits; 4 bytes of group index for each input. Embedding, head and norms stay as they are."""
+    config = configs.llama(
+        dtype="float16",
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False},
+    )
+
+    def linear(inputs: int, outputs: int) -> int:
+        groups = inputs // 128
+        return inputs * outputs // 2 + groups * outputs * 2 + groups * outputs // 2 + inputs * 4
+
+    layer = 4 * linear(256, 256) + 2 * linear(256, 512) + linear(512, 256) + 2 * 256 * 2
+    outside = 2 * config["vocab_size"] * 256 * 2 + 256 * 2
+    assert judge(subject(config, 1)).share.parameters == 2 * layer + outside
+    plain = {name: value for name, value in config.items() if name != "quantization_config"}
+    assert judge(subject(plain, 1)).share.parameters > 2 * (2 * layer)

@@ -93,7 +93,7 @@ class _Candidate:
 
     @property
     def parameters(self) -> int:
-        return self.skeleton.bytes // 4  # float32
+        return sum(parameter.elements for parameter in self.skeleton.parameters.values())
 
 
 def _candidates(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Iterator[_Candidate | str]:
@@ -117,7 +117,7 @@ def _candidates(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Iterator[_
         try:
             with quiet():
                 config = type(spec.config).from_dict(values)
-            small = replace(spec, config=config, dtype="float32")
+            small = replace(spec, config=config, dtype="float32", scheme=None)
             built = build_skeleton(small)
         except Exception as error:  # config and model classes refuse sizes with exceptions of many kinds
             yield _reason(error)

@@ -42,10 +42,11 @@ def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Di
     total = sum(elements.values())
     whole, whole_of, *sizes = in_one_unit(share.whole, total, *(size for _, size in largest[:LISTED]))
     listed = ", ".join(f"{rule} {size}" for (rule, _), size in zip(largest, sizes))
-    itemsize = _itemsize(subject)
+    parameters = subject.skeleton.parameters
+    held = sum(size for name, size in local_sizes.items() if name in parameters)
     yield Diagnostic(
         code="TPP305",
-        message=f"every rank holds {count(share.parameters // itemsize)} of {count(total // itemsize)} parameters, "
+        message=f"every rank holds {count(held)} of {count(sum(p.elements for p in parameters.values()))} parameters, "
         f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
         where=Place(file=subject.spec.source.name),
         evidence=f"whole on every rank: {whole} of {whole_of} ({share.whole / total:.0%}): {listed}{more}",
@@ -57,14 +58,7 @@ def _held(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[tuple[st
     """(name, bytes on the largest rank, bytes of the whole parameter), tied parameters once."""
     for name, parameter in subject.skeleton.parameters.items():
         if name in local_sizes and parameter.bytes:
-            elements = parameter.bytes // _itemsize(subject)
-            yield name, parameter.bytes * local_sizes[name] // elements, parameter.bytes
-
-
-def _itemsize(subject: Subject) -> int:
-    import torch
-
-    return getattr(torch, subject.spec.dtype).itemsize
+            yield name, -(-parameter.bytes * local_sizes[name] // parameter.elements), parameter.bytes
 
 
 def _fix(subject: Subject, largest: str) -> str:

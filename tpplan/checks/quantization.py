@@ -209,10 +209,11 @@ def _unknown_method(subject: Subject, scheme: Scheme) -> Diagnostic:
 
 
 def _judged_without(subject: Subject, scheme: Scheme) -> Diagnostic:
+    packed = scheme.described and not dequantizes(scheme)
     return Diagnostic(
         code="TPP306",
         message=f"the checkpoint is quantized ({scheme.method}), and the structure was judged without it: bytes are those "
-        "of unquantized weights",
+        f"of {'packed' if packed else 'unquantized'} weights",
         where=_file(subject),
         evidence=f"quantization_config.quant_method = {scheme.method}",
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals, no_sharding_over_one_rank
+from tpplan.model.quantization import Quantized, quantized_bytes
+from tpplan.model.quantizer import dequantizes, quantized_weights
 from tpplan.model.quiet import quiet
 from tpplan.units import one_line
 
@@ -39,11 +42,16 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter of the whole model. shape: unsharded. bytes: of all its elements in the spec's dtype."""
+    """A parameter of the whole model. shape: unsharded. bytes: that it takes on a device: in the spec's dtype, or as its
+    checkpoint packs it where the load leaves it packed."""
 
     name: str
     shape: tuple[int, ...]
     bytes: int
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,7 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
     named = dict(model.named_parameters())
     modules = dict(model.named_modules())
     wildcard = internals().wildcard
+    packed = _packed_weights(model, spec)
     return Skeleton(
         class_name=type(model).__name__,
         model=model,
@@ -105,11 +114,20 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
         rules=frozenset(wildcard(name) for name in (*modules, *named) if name),
         ties=ties,
         parameters={
-            name: Parameter(name=name, shape=tuple(tensor.shape), bytes=tensor.numel() * itemsize)
+            name: Parameter(
+                name=name,
+                shape=tuple(tensor.shape),
+                bytes=quantized_bytes(name, tuple(tensor.shape), packed, itemsize),
+            )
             for name, tensor in named.items()
             if name not in ties
         },
     )
+
+
+def _packed_weights(model: Any, spec: ModelSpec) -> dict[str, Quantized]:
+    """The weights that stay as their checkpoint packs them; none where the load dequantizes them."""
+    return {} if spec.scheme is None or dequantizes(spec.scheme) else quantized_weights(model, spec.scheme)
 
 
 def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
