@@ -174,7 +174,6 @@ class TestWhatCannotRun:
             pytest.skip("its index arithmetic cannot be simulated")
         assert run_numerics(miniature(configs.mixtral(), 2), self.EXPERTS).passed
 
-    @pytest.mark.xfail(transformers_version() < (5, 20), strict=True, reason="fsdp frees a storage that is not there")
     def test_the_backward_of_expert_parallelism_stops_inside_torch(self) -> None:
         training = run_numerics(miniature(configs.mixtral(), 2), self.EXPERTS, training=True)
         assert training.raised is None
