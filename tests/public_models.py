@@ -59,12 +59,10 @@ def qwen3_30b_a3b() -> Model:
     return dense("qwen3_moe", 32, 4, 2048, 6144, head_dim=128, **moe)
 
 
-def qwen3_vl_30b(layers: int = 2, vision: Numbers | None = None) -> Model:
-    moe = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": layers}
+def qwen3_vl_30b() -> Model:
+    moe = {"moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8}
     text = _text(32, 4, 2048, 6144) | {"head_dim": 128, "rope_parameters": _mrope(24, 20, 20, interleaved=True)} | moe
-    return _nested(
-        "qwen3_vl_moe", text, vision or _tower(16, 2048, deepstack_visual_indexes=[0]), tie_word_embeddings=False
-    )
+    return _nested("qwen3_vl_moe", text, _tower(16, 2048, deepstack_visual_indexes=[0]), tie_word_embeddings=False)
 
 
 def qwen3_next() -> Model:
@@ -145,7 +143,7 @@ def internvl(q: int, kv: int, hidden: int, mlp: int) -> Model:
     """A vision tower of 25 heads."""
     tower = {"num_attention_heads": 25, "hidden_size": 400, "intermediate_size": 400, "num_hidden_layers": 3}
     text = _text(q, kv, hidden, mlp) | {"model_type": "qwen2", "vocab_size": 151674}
-    return _nested("internvl", text, tower)
+    return _nested("internvl", text, tower, tie_word_embeddings=False)
 
 
 def gpt_oss_120b() -> Model:
@@ -190,7 +188,8 @@ def _tower(heads: int, out: int, **more: Any) -> Numbers:
 
 
 def _nested(model_type: str, text: Numbers, vision: Numbers | None = None, **more: Any) -> Model:
-    text = {"model_type": f"{model_type}_text", "dtype": "bfloat16"} | text
+    tied = {name: more[name] for name in ("tie_word_embeddings",) if name in more}
+    text = {"model_type": f"{model_type}_text", "dtype": "bfloat16"} | text | tied
     return flat(model_type, text_config=text, **({"vision_config": vision} if vision else {}), **more)
 
 

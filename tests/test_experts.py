@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests import configs
-from tests.subjects import subject
+from tests.subjects import miniature, subject
 from tpplan import checks
 from tpplan.checks.subject import Subject
 from tpplan.judge import judge
@@ -64,6 +64,14 @@ def test_an_ep_size_for_the_tp_size_at_hand_is_offered_first() -> None:
     (diagnostic,) = with_fixes(judge(shared(6, 2, 3))).diagnostics
     assert diagnostic.code == "TPP311" and "3 % 2 = 1" in diagnostic.evidence
     assert diagnostic.fix == "give ep_size 2, or give tp_size and ep_size 3, or leave ep_size out"
+
+
+@pytest.mark.parametrize("tp_size", [2, 4, 8])
+def test_experts_of_a_miniature_are_square_only_where_the_models_are(tp_size: int) -> None:
+    """The loader tells by its shape whether a published weight of an expert is to be transposed."""
+    small = miniature(configs.qwen3_vl_30b_a3b(), tp_size).model
+    shapes = {name: tensor.shape for name, tensor in small.named_parameters() if ".experts." in name}
+    assert len(shapes) == 2 and all(rows != columns for _, rows, columns in shapes.values()), shapes
 
 
 def test_experts_are_not_proposed_for_a_size_that_does_not_divide_them() -> None:

@@ -6,7 +6,7 @@ shrunk keeps its remainder by 8 * tp_size, so that what is uneven stays uneven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property, partial
@@ -272,7 +272,7 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
     if name == VOCODER:
         return value // max(1, value // VOCODER_FLOOR)
-    return _intermediate(name, value, size)
+    return _intermediate(name, value, own, size)
 
 
 def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size) -> Any:
@@ -297,7 +297,7 @@ def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size)
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
     if name in ROTATED and own.head_ratio:
         return _scaled(value, own.head_ratio)
-    return _token(name, _intermediate(name, value, size), size)
+    return _token(name, _intermediate(name, value, own, size), size)
 
 
 def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Size) -> Any:
@@ -312,9 +312,10 @@ def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Siz
     elif depth and name.endswith(INDEX_LISTS) and _are_layers(value, depth):
         return [position for position, index in enumerate(size.layers) if index in value]
     if name in INTERMEDIATE + EXPERT_WIDTHS and all(map(_is_count, value)):
-        # widths that differ stay different
-        steps = {width: step for step, width in enumerate(sorted(set(value)))}
-        return [_intermediate(name, width, size, steps[width]) for width in value]
+        new: dict[int, int] = {}
+        for width in sorted(set(value)):  # widths that differ stay different
+            new[width] = _intermediate(name, width, own, size, new.values())
+        return [new[width] for width in value]
     return value
 
 
@@ -363,13 +364,19 @@ def _vocabulary(name: str, value: int, size: Size) -> int:
     return smaller(value, size.tp_size, max(1, VOCABULARY_FLOOR - lower))
 
 
-def _intermediate(name: str, value: int, size: Size, step: int = 0) -> int:
-    """step: how many such widths are smaller in the same list."""
-    if name in EXPERT_WIDTHS:
-        return smaller(value, size.tp_size, EXPERT_FLOOR + 8 * size.tp_size * step)
-    if name in INTERMEDIATE:
-        return smaller(value, size.tp_size, INTERMEDIATE_FLOOR + 8 * size.tp_size * step)
-    return value
+def _intermediate(name: str, value: int, own: _Widths, size: Size, taken: Collection[int] = ()) -> int:
+    """taken: widths that others have which are not `value`.
+
+    The hidden size is another of them: a loader tells by the shape of an expert's weight whether to transpose it
+    (`Transpose` with check_dims), which a square one does not show.
+    """
+    if name not in INTERMEDIATE + EXPERT_WIDTHS:
+        return value
+    taken = {*taken, own.small} if value != own.full else set(taken)
+    new = smaller(value, size.tp_size, EXPERT_FLOOR if name in EXPERT_WIDTHS else INTERMEDIATE_FLOOR)
+    while new in taken and new < value:
+        new = smaller(value, size.tp_size, new + 1)
+    return new
 
 
 def _token(name: str, value: Any, size: Size) -> Any:
