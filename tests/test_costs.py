@@ -208,13 +208,14 @@ class TestSizes:
         Draft202012Validator(schema).validate(document)
         one, four, eight = document["sizes"]
         assert [size["tp_size"] for size in (one, four, eight)] == [1, 4, 8]
-        assert [size["verdict"] for size in (one, four, eight)] == ["pass"] * 3
+        assert [size["verdict"] for size in (one, four, eight)] == ["fail", "pass", "pass"]
+        assert [diagnostic["code"] for diagnostic in one["diagnostics"]] == ["TPP340"], "as check says"
         assert [size["memory"]["fits"] for size in (one, four, eight)] == [False, True, True]
         assert one["overrides"] == {} and four["overrides"] == rules("qkvo", SUMMED)
         assert four["repairs"][0]["block"] == "model.layers.*.self_attn"
         assert four["memory"]["cache"] == 4 * four["memory"]["cache_even"], "attention is whole on every rank"
         assert one["collectives"] == [] and {c["kind"] for c in four["collectives"]} == {"all-reduce", "all-gather"}
-        assert tpplan.sizes(glm, [4], device="tpu-v5e")[0]["overrides"] == four["overrides"]
+        assert tpplan.sizes(glm, 4, device="tpu-v5e")[0]["overrides"] == four["overrides"]
 
     def test_the_table(self, glm: str, capsys: pytest.CaptureFixture) -> None:
         assert main(["sizes", glm, "--tp-size", "4", "--device", "tpu-v5e"]) == 0

@@ -44,7 +44,7 @@ def check(
     from tpplan.request import Request, usage_error
 
     if depth not in tuple(Depth):
-        raise usage_error(f"depth is {depth!r}", fix=f"give one of {', '.join(Depth)}")
+        raise usage_error(f"depth is {str(depth)!r}", fix=f"give one of {', '.join(Depth)}")
     request = Request(what=model_or_plan, tp_size=tp_size, overrides=overrides or {}, **options)
     if _group_is_taken():
         return call_in_child("check_request", request, depth)
@@ -100,7 +100,7 @@ def distributed_config(
 
 def sizes(
     model: str | os.PathLike[str],
-    tp_sizes: Sequence[int] = (),
+    tp_size: int | Sequence[int] = (),
     *,
     strategy: str = "replicate",
     depth: str = "shapes",
@@ -109,15 +109,16 @@ def sizes(
     """For each tp_size what `tpplan sizes --format json` prints of it: the verdict after a repair where one is needed,
     and what it costs a rank, in bytes, collectives and FLOPs.
 
-    tp_sizes: sizes to judge; by default those that the device has on one host. depth: `shapes`, or `numerics` to compare
+    tp_size: the size or sizes to judge; by default those that the device has on one host. depth: `shapes`, or `numerics` to compare
     a miniature's numbers at each size too. Other arguments as in `plan`; raises InputError as `check` does.
     """
     from tpplan.request import Request
 
     request = Request(what=model, **options)
+    tp_sizes = (tp_size,) if isinstance(tp_size, int) else tuple(tp_size)
     if _group_is_taken():
-        return call_in_child("sizes_request", request, tuple(tp_sizes), strategy, depth)
-    return sizes_request(request, tuple(tp_sizes), strategy, depth)
+        return call_in_child("sizes_request", request, tp_sizes, strategy, depth)
+    return sizes_request(request, tp_sizes, strategy, depth)
 
 
 def verify(
@@ -229,7 +230,7 @@ def candidates_by_size(
     from tpplan.candidates import all_sizes
 
     if depth not in (Depth.SHAPES, Depth.NUMERICS):
-        raise usage_error(f"depth is {depth!r}", fix="give shapes or numerics: static alone measures nothing")
+        raise usage_error(f"depth is {str(depth)!r}", fix="give shapes or numerics: static alone measures nothing")
     for size in tp_sizes:
         check_values(replace(request, tp_size=size))
     subject = _open_model(replace(request, tp_size=1), strategy)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Optimize, Strategy
-from tpplan.costs import Costs, costs_of, whole_usage
-from tpplan.diagnostics import Verdict
+from tpplan.costs import Costs, costs_of, whole_usage, with_costs
+from tpplan.diagnostics import Report, Verdict
 from tpplan.planner import Repair, repair
 from tpplan.targets import resolve
 from tpplan.usage import Usage
@@ -29,11 +29,16 @@ class Candidate:
 
     @property
     def verdict(self) -> Verdict:
-        return self.repair.judgement.report().verdict
+        return self.report().verdict
+
+    def report(self) -> Report:
+        """The report of its last judgement; what does not fit the device is an error of it, as in `check`."""
+        report = self.repair.report()
+        return with_costs(report, self.repair.judgement.subject, self.costs) if self.costs else report
 
     def to_dict(self) -> dict:
         """Plain values: the verdict, how the plan was repaired and why, what it costs, and what stands against it."""
-        report = self.repair.report()
+        report = self.report()
         costs = self.costs.to_dict() if self.costs else dict.fromkeys(("bytes_per_rank", "memory"))
         return {
             "tp_size": self.tp_size,

@@ -70,6 +70,7 @@ PurposeOption = Annotated[
 DtypeOption = Annotated[Dtype | None, typer.Option(help="Dtype of the weights.", show_default="the config's")]
 TrustOption = Annotated[bool, typer.Option("--trust-remote-code", help="Run the Python code that the model brings.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")]
+RanksOption = Annotated[int | None, typer.Option("--tp-size", metavar="N", help="Number of ranks; required.")]
 StrategyOption = Annotated[Strategy, typer.Option(help="What becomes of a block that cannot be sharded.")]
 WithModelOption = Annotated[
     str | None,
@@ -152,7 +153,7 @@ def check(
 @app.command()
 def plan(
     what: ModelArgument,
-    tp_size: TpSizeOption = None,
+    tp_size: RanksOption = None,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
     ] = None,
@@ -243,7 +244,7 @@ def sizes(
 
         _print(tables.sizes_table(found))
         _print(tables.notes(found))
-    return 0 if any(candidate.repair.judgement.passed for candidate in found) else 1
+    return 0 if any(candidate.report().exit_code == 0 for candidate in found) else 1
 
 
 @app.command()

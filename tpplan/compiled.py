@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from tpplan.checks.subject import Subject
+from tpplan.source import CONFIG_NAME
 
 
 def as_json(subject: Subject) -> str:
@@ -16,6 +18,7 @@ def as_python(subject: Subject) -> str:
     """A script, to be started by torchrun, that loads the model sharded."""
     spec = subject.spec
     arguments = ",\n".join(f"    {name}={_literal(value)}" for name, value in subject.sharding.arguments().items())
+    name, hint = _weights(spec.source.name)
     return f"""import torch
 from transformers import {spec.auto_class}, DistributedConfig
 
@@ -23,11 +26,21 @@ distributed_config = DistributedConfig(
 {arguments},
 )
 model = {spec.auto_class}.from_pretrained(
-    {spec.source.name!r},
+    {name!r},{hint}
     dtype=torch.{spec.dtype},
     distributed_config=distributed_config,
 )
 """
+
+
+def _weights(name: str) -> tuple[str, str]:
+    """What from_pretrained takes for a model of this name: the directory of a config.json, for a lone file a hint."""
+    if not name.endswith(".json"):
+        return name, ""
+    path = Path(name)
+    if path.name == CONFIG_NAME:
+        return str(path.parent), ""
+    return name, "  # a config alone has no weights: put the checkpoint's directory or hub id here"
 
 
 def _literal(value: object) -> str:

@@ -70,7 +70,12 @@ def with_memory(report: Report, judgement: Judgement) -> Report:
     costs = costs_of(judgement) if is_asked_for(judgement.subject) else None
     if costs is None:
         return report
-    found = tuple(_memory_diagnostics(judgement.subject, costs))
+    return with_costs(report, judgement.subject, costs)
+
+
+def with_costs(report: Report, subject: Subject, costs: Costs) -> Report:
+    """The report with the memory of these costs, and an error or a warning where that does not fit."""
+    found = tuple(_memory_diagnostics(subject, costs))
     return replace(report, memory=costs.memory, diagnostics=(*found, *report.diagnostics))
 
 

@@ -37,6 +37,8 @@ def launch(arguments: list[str], device: str | None = None, print_env: bool = Fa
     added = _added_environment(device)
     if print_env:
         sys.stdout.writelines(f"{name}={value}\n" for name, value in sorted(added.items()))
+        if not added:
+            sys.stderr.write("no TPU here: launch sets nothing\n")
         return 0
     environment = dict(os.environ)
     if added and device != "cpu":
