@@ -255,6 +255,13 @@ class TestRefusedByTransformers:
         assert found["code"] == "TPP113" and key in found["evidence"]
         assert marked(found, tmp_path).startswith(f'"{key}"')
 
+    @pytest.mark.parametrize("value", [3, "llama", [1], {}, {"hidden_size": 64}], ids=repr)
+    def test_a_text_config_that_is_none(self, tmp_path: Path, value: Any) -> None:
+        """A flat class keeps it as it stands, and Transformers reads heads and caches from it."""
+        found = the_one(tmp_path, configs.llama(text_config=value))
+        assert found["code"] == "TPP113" and "takes text_config for one" in found["evidence"]
+        assert marked(found, tmp_path).startswith('"text_config"')
+
     def test_without_a_place_where_it_names_none(self, tmp_path: Path) -> None:
         found = the_one(tmp_path, without(configs.llama(hidden_size=60), "head_dim"))
         assert found["code"] == "TPP113" and "(60)" in found["evidence"]

@@ -77,6 +77,7 @@ def load_spec(
     """
     raw = _without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
+    _require_text_config(source, config)
     _require_deciding_fields(source, raw, config)
     _refuse_traps(source, raw, config)
     quantization_config = _quantization_of(source.config, config)
@@ -326,6 +327,16 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
             evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
             fix=f"put the model's own values into {source.called}",
         )
+
+
+def _require_text_config(source: Source, config: Any) -> None:
+    """Refuse a flat config with a value that Transformers takes for the config of its language model, and is none."""
+    text = text_config(config)
+    if hasattr(type(text), "sub_configs"):
+        return
+    key = next((key for key in source.config if config_value(config, key) is text), "text_config")
+    said = f"{type(config).__name__} has no nested configs, and Transformers takes {key} for one"
+    raise _rejected(source, source.place_of(key), ValueError(said))
 
 
 def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
