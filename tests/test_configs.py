@@ -316,7 +316,9 @@ class TestTies:
         tied = bool(skeleton.ties)
         found = list(check_tie_flags(Subject(spec=spec, skeleton=skeleton, sharding=Sharding(tp_size=2))))
         places = [("config.json", top), ("text_config", text)]
-        told = [f"tie_word_embeddings is {str(flag).lower()} in {place}" for place, flag in places if flag is (not tied)]
+        told = [
+            f"tie_word_embeddings is {str(flag).lower()} in {place}" for place, flag in places if flag is (not tied)
+        ]
         assert [diagnostic.message.partition(",")[0] for diagnostic in found] == told
         assert all(("is tied" in diagnostic.message) is tied for diagnostic in found)
 
@@ -326,7 +328,9 @@ class TestTies:
 
         for top, text in [(True, False), (False, True), (False, False)]:
             made = nested(tie_word_embeddings=text) | {"tie_word_embeddings": top}
-            whole = AutoModelForImageTextToText.from_config(load_spec(read_source(configs.write(tmp_path, made))).config)
+            whole = AutoModelForImageTextToText.from_config(
+                load_spec(read_source(configs.write(tmp_path, made))).config
+            )
             same = whole.lm_head.weight is whole.get_input_embeddings().weight
             assert same is bool(model(made)[1].ties), (top, text)
             assert isinstance(whole.lm_head.weight, torch.nn.Parameter)

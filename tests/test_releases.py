@@ -152,7 +152,9 @@ class TestExpertsOnOtherRanks:
         assert ("backward" in report.stages["numerics"].reason) is (purpose == "training")
 
     def test_experts_that_do_not_divide_are_refused(self) -> None:
-        judged = subject(configs.mixtral(num_attention_heads=9, num_key_value_heads=3, hidden_size=72, vocab_size=162), 3)
+        judged = subject(
+            configs.mixtral(num_attention_heads=9, num_key_value_heads=3, hidden_size=72, vocab_size=162), 3
+        )
         report = judge(replace(judged, sharding=Sharding(tp_size=3, ep_size=3))).report()
         assert codes(report) == ["TPP310"]
         assert "4 experts" in report.errors[0].message + report.errors[0].evidence

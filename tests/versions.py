@@ -34,7 +34,9 @@ CORE = (
 )
 # These follow the release of Transformers; the others stay at the tested set.
 FOLLOWING = ("transformers", "huggingface_hub", "tokenizers")
-WHAT_IS_INSTALLED = "from importlib.metadata import version as v; print('torch', v('torch'), 'Transformers', v('transformers'))"
+WHAT_IS_INSTALLED = (
+    "from importlib.metadata import version as v; print('torch', v('torch'), 'Transformers', v('transformers'))"
+)
 
 
 def main(versions: list[str], interpreters: list[str]) -> int:
@@ -80,7 +82,9 @@ def passes_with(python: str) -> bool:
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.versions", description=__doc__.partition(": ")[2])
     parser.add_argument("versions", nargs="*", metavar="VERSION", help="a release of Transformers, such as 5.20.2")
-    parser.add_argument("--python", action="append", default=[], metavar="INTERPRETER", help="may be given several times")
+    parser.add_argument(
+        "--python", action="append", default=[], metavar="INTERPRETER", help="may be given several times"
+    )
     return parser.parse_args()
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from tpplan.checks.subject import Subject
 from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose
 from tpplan.diagnostics import Diagnostic, InputError
-from tpplan.model.config import facts_of, load_spec
+from tpplan.model.config import load_spec
+from tpplan.model.facts import facts_of
 from tpplan.model.quantization_facts import quantization_facts
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.plan_document import Plan, Target
@@ -146,7 +147,9 @@ def check_values(request: Request) -> None:
         said = f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}"
         raise usage_error(said, fix="give the number of ranks", model=model)
     if request.name is not None and not request.name.strip():
-        raise usage_error("the name of the model in the plan is empty", fix="leave --id out, or give a name", model=model)
+        raise usage_error(
+            "the name of the model in the plan is empty", fix="leave --id out, or give a name", model=model
+        )
     for name, value in (("batch", request.batch), ("max_length", request.max_length)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             said = f"{name} is {value!r}, must be a whole number from 1"

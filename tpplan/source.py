@@ -44,6 +44,10 @@ class Source:
         line, column = position or (None, None)
         return Place(file=self.config_file or self.name, line=line, column=column)
 
+    def refused(self, *diagnostics: Diagnostic, **fields: Any) -> InputError:
+        """The error for a model that cannot be read: of these diagnostics, or of one that has these fields."""
+        return InputError(*(diagnostics or (Diagnostic(**fields),)), model=self.name)
+
 
 def read_source(name: str) -> Source:
     """The config that `name` leads to, and the checkpoint's tensor names when `name` is a directory that has one.
@@ -197,9 +201,7 @@ def _safetensors_keys(path: Path) -> frozenset[str]:
         raise _unreadable(str(path), f"not a safetensors file ({_first_line(error)})") from error
 
 
-def _unreadable(
-    file: str, fact: str, line: int | None = None, column: int | None = None, fix: str = ""
-) -> InputError:
+def _unreadable(file: str, fact: str, line: int | None = None, column: int | None = None, fix: str = "") -> InputError:
     return InputError(
         Diagnostic(
             code="TPP110",

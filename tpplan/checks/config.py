@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.config import changed_facts, config_value, defaulted, text_config, text_config_place
+from tpplan.model.config import config_value, defaulted, text_config, text_config_place
+from tpplan.model.facts import changed_facts
 from tpplan.model.quantization_facts import quantization_facts
 
 HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")

@@ -1,17 +1,18 @@
-"""From a raw config to the config object, the auto class and the facts that a plan depends on."""
+"""From a raw config to the config object, and what it says of the language model."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.diagnostics import InputError, Place
+from tpplan.model.auto_class import find_auto_class, remote_code
 from tpplan.model.config_values import (
+    config_value,
     names_read_by,
     place_named_by,
     refuse_contradictions,
@@ -25,27 +26,9 @@ from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
 from tpplan.units import one_line
 
-# Auto classes that load a model for text generation, in the order in which they are tried.
-AUTO_CLASSES = (
-    "AutoModelForCausalLM",
-    "AutoModelForImageTextToText",
-    "AutoModelForMultimodalLM",
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForSpeechSeq2Seq",
-    "AutoModel",
-)
 # Values without which a config describes no particular model; the class default would be another model's.
 DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
-# Values that change neither names, shapes, placement nor the code that runs: no plan depends on them.
-INCIDENTAL_FIELDS = frozenset(
-    """_name_or_path architectures auto_map transformers_version dtype torch_dtype use_cache initializer_range
-    initializer_factor bos_token_id eos_token_id pad_token_id decoder_start_token_id sep_token_id output_attentions
-    output_hidden_states return_dict chunk_size_feed_forward id2label label2id problem_type quantization_config
-    distributed_config attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop router_aux_loss_coef
-    output_router_logits pretraining_tp use_return_dict bos_token eos_token pad_token unk_token _attn_implementation
-    quantization finetuning_task task_specific_params""".split()
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +58,7 @@ def load_spec(
     Raises InputError: TPP111 to TPP115 when Transformers cannot load this config, TPP130 for an auto class that
     does not exist.
     """
-    raw = _without_quantization(source.config)
+    raw = without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
     _require_text_config(source, config)
     _require_deciding_fields(source, raw, config)
@@ -85,29 +68,13 @@ def load_spec(
     return ModelSpec(
         source=source,
         config=config,
-        auto_class=_find_auto_class(source, config, auto_class, trust_remote_code),
+        auto_class=find_auto_class(source, config, auto_class, trust_remote_code),
         dtype=dtype or _dtype_of(source, config),
         quantization=scheme.method if scheme else None,
         quantization_config=quantization_config,
         scheme=scheme,
         trust_remote_code=trust_remote_code,
     )
-
-
-def facts_of(config: Any) -> dict:
-    """The config values that a plan depends on: those that differ from the class default and are not incidental.
-
-    A config built from them has the same structure as `config`. Plain JSON values, nested as in config.json.
-    """
-    # JSON turns tuples into lists and keys into strings, as they are when read back.
-    kept = _keep_structural(json.loads(json.dumps(config.to_diff_dict(), default=str)))
-    return {"model_type": config.model_type} | kept
-
-
-def changed_facts(facts: dict, config: Any) -> list[str]:
-    """Dotted names of the values in which the model described by `facts` differs from `config`, with both values."""
-    made_for = facts_of(_read_config(_without_quantization(facts)))
-    return list(_differences(made_for, facts_of(config)))
 
 
 def text_config(config: Any) -> Any:
@@ -151,17 +118,6 @@ def text_part(raw: dict, config: Any) -> dict:
     return part if isinstance(part, dict) else {}
 
 
-def config_value(config: Any, name: str) -> Any:
-    """The value of a config attribute, or None when it has none or holds one per layer.
-
-    Heterogeneous configs raise a RuntimeError of their own for values that differ by layer.
-    """
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:
-        return None
-
-
 def defaulted(source: Source, config: Any, name: str) -> bool:
     """Whether `name` of the language model's part of `config` came from the class default and not from the file.
 
@@ -179,10 +135,10 @@ def _stands_in(raw: dict, config: Any, name: str) -> bool:
     return name in raw or names.get(name) in raw or any(names.get(key) == name for key in raw)
 
 
-def _without_quantization(raw: dict) -> dict:
+def without_quantization(raw: dict) -> dict:
     """The config without any quantization_config, nested ones included."""
     return {
-        key: _without_quantization(value) if isinstance(value, dict) else value
+        key: without_quantization(value) if isinstance(value, dict) else value
         for key, value in raw.items()
         if key != "quantization_config"
     }
@@ -201,8 +157,7 @@ def _read_scheme(source: Source, quantization_config: Any, config: Any) -> Schem
         return read_scheme(quantization_config, expert_dtype=config_value(config, "expert_dtype"))
     except Malformed as error:
         key = f"quantization_config.{error.key}" if error.key else "quantization_config"
-        raise _input_error(
-            source,
+        raise source.refused(
             code="TPP330",
             message=f"{error}, and from_pretrained cannot read it",
             where=Place(file=source.config_file or source.name),
@@ -213,7 +168,7 @@ def _read_scheme(source: Source, quantization_config: Any, config: Any) -> Schem
 
 def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
     place = Place(file=source.config_file or source.name)
-    auto_map = _remote_code(raw)
+    auto_map = remote_code(raw)
     if trust_remote_code and "AutoConfig" in auto_map:
         from transformers import AutoConfig
 
@@ -224,8 +179,7 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
             raise _rejected(source, place, error) from error
     model_type = raw.get("model_type")
     if not model_type:
-        raise _input_error(
-            source,
+        raise source.refused(
             code="TPP112",
             message="the config has no model_type, so Transformers cannot tell which model it is",
             where=place,
@@ -236,18 +190,12 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
         raise _unknown_type(source, source.place_of("model_type"), model_type, known, bool(auto_map))
     refuse_odd_counts(source, raw)
     try:
-        return _read_config(raw)
+        return read_config(raw)
     except Exception as error:  # config classes validate with exceptions of many kinds
         raise _rejected(source, source.place_of(*place_named_by(source, raw, error)), error) from error
 
 
-def _remote_code(raw: dict) -> dict:
-    """What the config says about Python files of the model's repository: auto class -> file and class."""
-    auto_map = raw.get("auto_map")
-    return auto_map if isinstance(auto_map, dict) else {}
-
-
-def _read_config(raw: dict) -> Any:
+def read_config(raw: dict) -> Any:
     """The config as AutoConfig reads it from a file, so that its own rules (mistral to ministral) hold."""
     from transformers import AutoConfig
 
@@ -267,19 +215,17 @@ def _known_model_types() -> list[str]:
 
 def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str], has_code: bool) -> InputError:
     if has_code:
-        return _input_error(
-            source,
+        return source.refused(
             code="TPP114",
             message=f"model_type {model_type!r} is not in the installed Transformers and the model brings its own code",
             where=place,
-            evidence="auto_map names " + ", ".join(sorted(map(str, _remote_code(source.config).values()))[:3]),
+            evidence="auto_map names " + ", ".join(sorted(map(str, remote_code(source.config).values()))[:3]),
             fix="read that code, then give --trust-remote-code",
         )
     nearest = difflib.get_close_matches(str(model_type), known, n=1)
     from tpplan.model.internals import versions
 
-    return _input_error(
-        source,
+    return source.refused(
         code="TPP111",
         message=f"the installed Transformers has no model_type {model_type!r}",
         where=place,
@@ -289,8 +235,7 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
 
 
 def _rejected(source: Source, place: Place, error: Exception) -> InputError:
-    return _input_error(
-        source,
+    return source.refused(
         code="TPP113",
         message="no model can be built from this config",
         where=place,
@@ -319,8 +264,7 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
         and not _stands_in(raw, config, field)
     ]
     if missing:
-        raise _input_error(
-            source,
+        raise source.refused(
             code="TPP112",
             message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} are another model's",
             where=Place(file=source.config_file or source.name),
@@ -353,63 +297,6 @@ def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
     refuse_unread_counts(source, part, text, path, used)
 
 
-def _find_auto_class(source: Source, config: Any, requested: str | None, trust_remote_code: bool) -> str:
-    if requested is not None:
-        return _check_auto_class(source, config, requested, trust_remote_code)
-    fitting = [name for name in AUTO_CLASSES if _classes_for(name, config)]
-    if trust_remote_code:
-        remote = _remote_code(source.config)
-        fitting += [name for name in AUTO_CLASSES if name in remote]
-    if not fitting:
-        raise _input_error(
-            source,
-            code="TPP115",
-            message=f"no auto class that tpplan tries loads {type(config).__name__}",
-            where=Place(file=source.config_file or source.name),
-            evidence="tried " + ", ".join(AUTO_CLASSES),
-            fix="name the auto class with --auto-class",
-        )
-    named = config_value(config, "architectures")
-    architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    for name in fitting:
-        if {cls.__name__ for cls in _classes_for(name, config)} & set(architectures):
-            return name
-    return fitting[0]
-
-
-def _check_auto_class(source: Source, config: Any, name: str, trust_remote_code: bool) -> str:
-    import transformers
-
-    if not (name.startswith("AutoModel") and hasattr(transformers, name)):
-        raise _input_error(
-            source,
-            code="TPP130",
-            message=f"Transformers has no auto class {name!r}",
-            fix=f"give one of {', '.join(AUTO_CLASSES)}",
-        )
-    remote = _remote_code(source.config) if trust_remote_code else {}
-    if not _classes_for(name, config) and name not in remote:
-        raise _input_error(
-            source,
-            code="TPP115",
-            message=f"{name} does not load {type(config).__name__}",
-            where=Place(file=source.config_file or source.name),
-            fix="leave --auto-class out, and it is found from the config",
-        )
-    return name
-
-
-def _classes_for(auto_class: str, config: Any) -> tuple[type, ...]:
-    """The model classes that `auto_class` maps this config class to."""
-    import transformers
-
-    mapping = getattr(getattr(transformers, auto_class, None), "_model_mapping", {})
-    if type(config) not in mapping:
-        return ()
-    found = mapping[type(config)]
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-
 def _dtype_of(source: Source, config: Any) -> str:
     """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
     import torch
@@ -420,23 +307,3 @@ def _dtype_of(source: Source, config: Any) -> str:
         key = next((key for key in ("dtype", "torch_dtype") if key in source.config), "dtype")
         raise _rejected(source, source.place_of(key), ValueError(f"{key} is {dtype!r}, which is no dtype of torch"))
     return name
-
-
-def _keep_structural(values: dict) -> dict:
-    return {
-        key: _keep_structural(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if key not in INCIDENTAL_FIELDS and not key.endswith(("_token_id", "_token_index"))
-    }
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterable[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif old != new:
-        yield f"{name}: the plan has {json.dumps(old)}, the config {json.dumps(new)}"
-
-
-def _input_error(source: Source, **fields: Any) -> InputError:
-    return InputError(Diagnostic(**fields), model=source.name)

@@ -1,4 +1,4 @@
-"""Values of a config.json that no reader takes as they were meant: refused, each at its place, instead of guessed."""
+"""Values of a config: how one is read, and those that no reader takes as they were meant, refused at their place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from tpplan.config_text import Keys
-from tpplan.diagnostics import Diagnostic, InputError
+from tpplan.diagnostics import Diagnostic
 from tpplan.source import Source
 
 # Numbers of heads, by the names that config classes give them.
@@ -29,6 +29,17 @@ ONE_KEY_VALUE_HEAD = ("multi_query", "multi_query_attention")  # true: one, unle
 _QUOTED = re.compile(r"[`'\"](\w+)[`'\"]")
 
 
+def config_value(config: Any, name: str) -> Any:
+    """The value of a config attribute, or None when it has none or holds one per layer.
+
+    Heterogeneous configs raise a RuntimeError of their own for values that differ by layer.
+    """
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
 def refuse_odd_counts(source: Source, raw: dict) -> None:
     """Raise InputError (TPP113) for every number of heads, nested ones included, that is no whole number above 0.
 
@@ -41,7 +52,7 @@ def refuse_odd_counts(source: Source, raw: dict) -> None:
     ]
     odd = [(keys, value) for keys, value in found if type(value) is not int or value < 1]
     if odd:
-        raise InputError(
+        raise source.refused(
             *(
                 Diagnostic(
                     code="TPP113",
@@ -51,8 +62,7 @@ def refuse_odd_counts(source: Source, raw: dict) -> None:
                     fix=f"correct the value in {source.called}",
                 )
                 for keys, value in odd
-            ),
-            model=source.name,
+            )
         )
 
 
@@ -71,7 +81,7 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
     odd = [(name, value, field) for name, (value, field) in unread.items() if used[field] not in (value, None)]
     if odd:
         cls = type(config).__name__
-        raise InputError(
+        raise source.refused(
             *(
                 Diagnostic(
                     code="TPP112",
@@ -82,8 +92,7 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
                     fix=f"put {field} into {source.called}",
                 )
                 for name, value, field in odd
-            ),
-            model=source.name,
+            )
         )
 
 
@@ -95,7 +104,7 @@ def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) ->
     pairs = [(alias, name) for alias, name in type(config).attribute_map.items() if alias in raw and name in raw]
     odd = [(alias, name) for alias, name in pairs if raw[alias] != raw[name] and None not in (raw[alias], raw[name])]
     if odd:
-        raise InputError(
+        raise source.refused(
             *(
                 Diagnostic(
                     code="TPP113",
@@ -106,8 +115,7 @@ def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) ->
                     fix="keep the one that is right",
                 )
                 for alias, name in odd
-            ),
-            model=source.name,
+            )
         )
 
 
