@@ -120,7 +120,7 @@ def listed(sizes: tuple[int, ...]) -> str:
 
 
 def shown(report: Report) -> str:
-    return "\n".join(" ".join((d.code, d.message, d.evidence, d.fix)) for d in report.diagnostics) or str(report.stages)
+    return "\n".join(f"{d.code} {d.message} {d.evidence} {d.fix}" for d in report.diagnostics) or str(report.stages)
 
 
 OWN_CONFIG = """
