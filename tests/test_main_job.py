@@ -194,6 +194,29 @@ class TestCheck:
         assert (exit_code, printed.out.count(" error TPP")) in ((0, 0), (2, 1)) and printed.err == ""
 
 
+def test_a_config_nested_without_end_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Python parses what its own recursion, and Transformers', cannot walk."""
+    for depth, exit_code in ((40, 0), (500, 2)):
+        text = json.dumps(configs.llama())[:-1] + ', "own": ' + '{"a": ' * depth + "1" + "}" * depth + "}"
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+        assert main(["check", str(tmp_path), "--tp-size", "2", "--depth", "static"]) == exit_code
+    assert "nested more than 64 deep" in capsys.readouterr().out
+
+
+def test_half_a_surrogate_pair_stays_an_escape(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    text = json.dumps(configs.llama(architectures=["\ud800"]))
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    assert main(["check", str(tmp_path), "--tp-size", "2", "--depth", "static", "--format", "json"]) == 0
+    printed = capfd.readouterr().out
+    assert json.loads(printed)["verdict"] == "pass" and "\\ud800" in printed
+
+
+def test_a_buffer_too_large_to_make_is_no_fault_of_a_plan(tmp_path: Path) -> None:
+    judged = tpplan.check(configs.write(tmp_path, configs.llama(head_dim=10**12)), 2)
+    assert judged.verdict is Verdict.INCOMPLETE
+    assert judged.stages["shapes"].reason.startswith("the model does not run unsharded either")
+
+
 class TestCannotRun:
     """What cannot be run says nothing about tensor parallelism: it is neither right nor wrong."""
 

@@ -10,6 +10,8 @@ from typing import Any
 Keys = tuple[str | int, ...]  # keys and list indices, from the outermost object down to a value
 Position = tuple[int, int]  # line and column, 1-based
 
+MAX_DEPTH = 64  # of objects and lists inside one another; configs have a handful
+
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[][{}:,]|[^][{}:,"\s]+', re.DOTALL)
 
 
@@ -32,10 +34,12 @@ def parse_json(text: str) -> Any:
     DuplicateKeys for a key that stands twice in one object: readers, Transformers among them, silently keep the last.
     """
     try:
-        return json.loads(text, object_pairs_hook=_distinct)
+        value = json.loads(text, object_pairs_hook=_distinct)
     except _Duplicate:
-        pass
-    raise DuplicateKeys(_duplicates(text))
+        raise DuplicateKeys(_duplicates(text)) from None
+    if _is_deep(value):
+        raise RecursionError(f"nested more than {MAX_DEPTH} deep")
+    return value
 
 
 def position_of(text: str, keys: Keys) -> Position | None:
@@ -61,6 +65,16 @@ def keys_of(text: str) -> Iterator[tuple[Keys, int]]:
         elif token[0] == '"' and open_ and open_[-1][1] and last[-1] is None:
             last[-1] = json.loads(token, strict=False)
             yield (*open_[-1][0], last[-1]), match.start()
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        parts = [part.values() if isinstance(part, dict) else part for part in level if isinstance(part, (dict, list))]
+        if not parts:
+            return False
+        level = [part for inside in parts for part in inside]
+    return True
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -189,17 +189,17 @@ def _run_model(
     """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
     import torch
 
-    with run_repeats_once(model, FakeWeights().give, enabled=not every_layer):
-        model.train(training)
-        phase = Phase.FORWARD
-        try:
+    phase = Phase.FORWARD
+    try:
+        with run_repeats_once(model, FakeWeights().give, enabled=not every_layer):
+            model.train(training)
             with quiet(), trail.follow(training), torch.set_grad_enabled(training):
                 output = main_output(runnable(model)(**example_inputs(spec)))
                 if training:
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
-        except Exception as error:  # the model's own code may raise anything
-            return _stop(rank, phase, trail.last_gradient if phase is Phase.BACKWARD else trail.innermost, error), None
+    except Exception as error:  # the model's own code may raise anything, and its buffers may be too large to make
+        return _stop(rank, phase, trail.last_gradient if phase is Phase.BACKWARD else trail.innermost, error), None
     return None, int(output.shape[-1])
 
 
