@@ -187,6 +187,10 @@ class TestFit:
         assert memory.cache is None and memory.gradients == memory.parameters
         assert memory.fits is False
 
+    def test_an_even_split_of_what_was_not_measured_is_not_known(self) -> None:
+        costs = costs_of(judge(subject(configs.glm4_9b(), 2)), Usage(not_run="the unsharded model does not run"))
+        assert costs.memory.cache > 0 and costs.memory.cache_even is None
+
     def test_cpu_has_no_limit(self) -> None:
         assert self.memory(1, device="cpu").fits is None
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Optimize, Strategy
 from tpplan.costs import Costs, costs_of, whole_usage, with_costs
 from tpplan.diagnostics import Report, Verdict
+from tpplan.judge import judge
 from tpplan.planner import Repair, repair
+from tpplan.proof import Bench
 from tpplan.targets import resolve
 from tpplan.usage import Usage
 
@@ -18,10 +20,12 @@ UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plan that was tried: the model's own, or repaired. costs: None where its shapes stage did not pass."""
+    """One plan that was tried: the model's own, or repaired. costs: None where its shapes stage did not pass. report: of
+    its last judgement; what does not fit the device is an error of it, as in `check`."""
 
     repair: Repair
     costs: Costs | None
+    report: Report
 
     @property
     def tp_size(self) -> int:
@@ -29,16 +33,11 @@ class Candidate:
 
     @property
     def verdict(self) -> Verdict:
-        return self.report().verdict
-
-    def report(self) -> Report:
-        """The report of its last judgement; what does not fit the device is an error of it, as in `check`."""
-        report = self.repair.report()
-        return with_costs(report, self.repair.judgement.subject, self.costs) if self.costs else report
+        return self.report.verdict
 
     def to_dict(self) -> dict:
         """Plain values: the verdict, how the plan was repaired and why, what it costs, and what stands against it."""
-        report = self.report()
+        report = self.report
         costs = self.costs.to_dict() if self.costs else dict.fromkeys(("bytes_per_rank", "memory"))
         return {
             "tp_size": self.tp_size,
@@ -60,19 +59,20 @@ def all_sizes(
     subject: Subject, tp_sizes: Iterable[int] = (), strategy: Strategy = Strategy.REPLICATE, depth: Depth = Depth.SHAPES
 ) -> list[Candidate]:
     """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending."""
-    whole = None if subject.training else whole_usage(subject.spec)
+    whole = whole_usage(subject)
     sizes = sorted(set(tp_sizes)) or resolve(subject.device).host_counts or UNLIMITED
-    return [_candidate(_at(subject, size), strategy, depth, whole) for size in sizes]
+    return [_candidate(repair(subject.at(size), strategy, depth), whole) for size in sizes]
 
 
 def all_strategies(subject: Subject, depth: Depth = Depth.NUMERICS) -> list[Candidate]:
     """A candidate for each strategy that leads to another plan; one alone where the model needs no override."""
-    whole = None if subject.training else whole_usage(subject.spec)
+    whole, bench = whole_usage(subject), Bench(subject)
+    own = judge(subject, depth, bench=bench)
     candidates: list[Candidate] = []
     for strategy in Strategy:
-        made = _candidate(subject, strategy, depth, whole)
-        if made.repair.overrides not in [other.repair.overrides for other in candidates]:
-            candidates.append(made)
+        made = repair(subject, strategy, depth, first=own, bench=bench)
+        if made.overrides not in [other.repair.overrides for other in candidates]:
+            candidates.append(_candidate(made, whole))
     return candidates
 
 
@@ -97,10 +97,8 @@ def _waits(candidate: Candidate) -> tuple[int, ...]:
     return calls, sum(collective.bytes for collective in usage.collectives), usage.flops
 
 
-def _candidate(subject: Subject, strategy: Strategy, depth: Depth, whole: Usage | None) -> Candidate:
-    repaired = repair(subject, strategy, depth)
-    return Candidate(repair=repaired, costs=costs_of(repaired.judgement, whole))
-
-
-def _at(subject: Subject, tp_size: int) -> Subject:
-    return replace(subject, sharding=replace(subject.sharding, tp_size=tp_size))
+def _candidate(repaired: Repair, whole: Usage | None) -> Candidate:
+    costs, report = costs_of(repaired.judgement, whole), repaired.report()
+    if costs:
+        report = with_costs(report, repaired.judgement.subject, costs)
+    return Candidate(repair=repaired, costs=costs, report=report)

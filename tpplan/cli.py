@@ -244,7 +244,7 @@ def sizes(
 
         _print(tables.sizes_table(found))
         _print(tables.notes(found))
-    return 0 if any(candidate.report().exit_code == 0 for candidate in found) else 1
+    return 0 if any(candidate.report.exit_code == 0 for candidate in found) else 1
 
 
 @app.command()

@@ -44,20 +44,20 @@ class Costs:
 def costs_of(judgement: Judgement, whole: Usage | None = None) -> Costs | None:
     """The costs of a plan whose shapes stage passed; None where it did not.
 
-    whole: the use of the unsharded model, where it is at hand from another size.
+    whole: `whole_usage`, where it is at hand from another plan.
     """
     subject, share = judgement.subject, judgement.share
     if share is None or not (judgement.outcome and judgement.outcome.passed):
         return None
     usage = measure(subject.spec, subject.sharding)
-    if not usage.not_run and not subject.training:
-        whole = whole or whole_usage(subject.spec)
+    if not usage.not_run:
+        whole = whole or whole_usage(subject)
     return Costs(share=share, memory=_memory(subject, share, usage, whole), usage=usage)
 
 
-def whole_usage(spec: ModelSpec) -> Usage:
-    """The use of the unsharded model."""
-    return measure(spec, Sharding(tp_size=1))
+def whole_usage(subject: Subject) -> Usage | None:
+    """The use of the unsharded model; None for training, which keeps no cache."""
+    return None if subject.training else measure(subject.spec, Sharding(tp_size=1))
 
 
 def is_asked_for(subject: Subject) -> bool:
@@ -83,12 +83,13 @@ def _memory(subject: Subject, share: BytesPerRank, usage: Usage, whole: Usage | 
     batch, length = subject.batch or 1, subject.max_length or _length(subject.spec)
     measured = not usage.not_run
     serves = measured and not subject.training
+    even = whole.cache_bytes(batch, length) if serves and whole and not whole.not_run else None
     return Memory(
         batch=batch,
         max_length=length,
         parameters=share.parameters,
         cache=usage.cache_bytes(batch, length) if serves else None,
-        cache_even=-(-whole.cache_bytes(batch, length) // subject.sharding.tp_size) if serves and whole else None,
+        cache_even=None if even is None else -(-even // subject.sharding.tp_size),
         gradients=share.parameters if subject.training else 0,
         activations=usage.activations * batch * length if measured else None,
         hbm=resolve(subject.device).hbm_bytes,

@@ -62,13 +62,14 @@ def repair(
     depth: Depth = Depth.SHAPES,
     *,
     first: Judgement | None = None,
+    bench: Bench | None = None,
 ) -> Repair:
     """Overrides with which `subject` passes every stage up to `depth`, starting from its own.
 
-    first: a judgement of `subject` at this depth that is already at hand.
+    first: a judgement of `subject` at this depth that is already at hand. bench: its miniature.
     """
     strategy = _available(strategy, subject)
-    bench = Bench(subject)
+    bench = bench or Bench(subject)
     judgement = first or judge(subject, depth, bench=bench)
     attempts: list[Attempt] = []
     refused: list[Attempt] = []

@@ -52,7 +52,7 @@ def notes(candidates: Iterable[Candidate]) -> str:
             "a layer, each token: collectives on one rank and bytes of the tensors that they complete, on average"
         )
     for candidate in candidates:
-        report = candidate.report()
+        report = candidate.report
         if candidate.verdict is not Verdict.PASS:
             first = (
                 report.errors[0].message

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tpplan.model.cache import CROSS, LayerState, read_cache
+from tpplan.model.cache import PARTS, LayerState, Place, read_cache
 from tpplan.model.config import ModelSpec
 from tpplan.model.meter import make_meter
 from tpplan.model.quiet import quiet
@@ -64,7 +64,7 @@ class Usage:
 
     layers: int = 0
     cache: tuple[LayerCache, ...] = ()
-    collectives: tuple[Collective, ...] = field(default=())
+    collectives: tuple[Collective, ...] = ()
     flops: int = 0
     activations: int = 0
     not_run: str = ""
@@ -117,14 +117,11 @@ def _run(model: Any, spec: ModelSpec, tokens: int) -> Any:
     return runnable(model)(**example_inputs(spec, tokens))
 
 
-def _of_every_layer(states: Mapping[Any, LayerState], repeats: Repeats) -> dict[Any, LayerState]:
+def _of_every_layer(states: Mapping[Place, LayerState], repeats: Repeats) -> dict[Place, LayerState]:
     """The states of all layers: one that did not run keeps as much as the one that stood for it."""
     counted = dict(states)
-    for place, first in repeats.indices.items():
-        for prefix in ("", CROSS):
-            stood = states.get(f"{prefix}{first}" if prefix else first)
-            if stood:
-                counted[f"{prefix}{place}" if prefix else place] = stood
+    for index, first in repeats.indices.items():
+        counted |= {(part, index): states[part, first] for part in PARTS if (part, first) in states}
     return counted
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
-from tpplan.diagnostics import Diagnostic, Place
+from tpplan.diagnostics import Diagnostic
 from tpplan.model.config import config_value, text_config, text_config_place
 from tpplan.model.skeleton import style_of, wildcard
 
@@ -25,7 +25,7 @@ def check_ep_size(subject: Subject) -> Iterator[Diagnostic]:
     yield Diagnostic(
         code="TPP311",
         message=f"ep_size {ep_size} does not fit tp_size {tp_size}, and Transformers refuses the pair",
-        where=_place(subject),
+        where=subject.place_of_target("ep_size"),
         evidence=f"ep_size must be a multiple of tp_size and divide fsdp_size * tp_size, with fsdp_size 1; {rest}",
     )
 
@@ -44,7 +44,7 @@ def check_experts_divide(subject: Subject) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="TPP310",
             message=f"ep_size {ep_size} does not divide {experts} experts, and Transformers refuses to shard them",
-            where=_place(subject),
+            where=subject.place_of_target("ep_size"),
             evidence=f"{_source(subject, experts)}; {experts} % {ep_size} = {experts % ep_size}; {rule} is {BY_EXPERT}",
         )
 
@@ -71,12 +71,6 @@ def cut_by_expert(subject: Subject) -> dict[int, str]:
             if hasattr(module, "num_experts"):  # upstream's own condition
                 found.setdefault(parameter.shape[0], wildcard(name))
     return found
-
-
-def _place(subject: Subject) -> Place:
-    if subject.file:
-        return subject.file.place_of("target", "ep_size")
-    return Place(file=subject.spec.source.name)
 
 
 def _source(subject: Subject, experts: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpplan.diagnostics import Place
 from tpplan.model.config import ModelSpec
@@ -38,6 +38,14 @@ class Subject:
     def place_of_rule(self, rule: str) -> Place:
         """The rule's line in the plan file, or the rule alone when the overrides came from a call."""
         return self.file.place_of_rule(rule) if self.file else Place(rule=rule)
+
+    def place_of_target(self, key: str) -> Place:
+        """The line of a key of the plan's target, or the model when there is no plan file."""
+        return self.file.place_of("target", key) if self.file else Place(file=self.spec.source.name)
+
+    def at(self, tp_size: int) -> Subject:
+        """The same plan on another number of ranks."""
+        return replace(self, sharding=replace(self.sharding, tp_size=tp_size))
 
     def style_name(self, module: str) -> str | None:
         """The style that the resolved plan gives a module."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tpplan.checks.subject import Subject
 from tpplan.choices import Device
-from tpplan.diagnostics import Diagnostic, Place
+from tpplan.diagnostics import Diagnostic
 from tpplan.targets import CUBE, Hardware, resolve
 
 SOURCE = "torch_tpu's hardware table and the slices that Google publishes"
@@ -32,7 +32,7 @@ def check_generation(subject: Subject) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="TPP323",
             message="no generation of TPU is named, so neither the number of devices nor their memory was checked",
-            where=_place(subject, "device"),
+            where=subject.place_of_target("device"),
             evidence="device is tpu, and this machine has no TPU to take the generation from",
             fix=f"name it: --device {' | '.join(device for device in Device if device.startswith('tpu-'))}",
         )
@@ -45,7 +45,7 @@ def check_training_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
             code="TPP322",
             message="training on TPU is still being integrated into Transformers, so gradients that are right on cpu do not "
             "show that it trains",
-            where=_place(subject, "purpose"),
+            where=subject.place_of_target("purpose"),
             evidence="the Transformers guide to TPU lists it under its limits",
         )
 
@@ -58,7 +58,7 @@ def _no_such_count(subject: Subject, hardware: Hardware) -> Diagnostic:
     return Diagnostic(
         code="TPP320",
         message=f"no {hardware.device} host or slice has {tp_size} devices, so {tp_size} ranks cannot be launched",
-        where=_place(subject, "tp_size"),
+        where=subject.place_of_target("tp_size"),
         evidence=f"{_counts(hardware)} ({SOURCE}){_detected(subject, hardware)}",
         fix=f"tpplan check {name} --tp-size {nearest} --device {subject.device} judges the nearest size that exists",
     )
@@ -70,18 +70,13 @@ def _several_hosts(subject: Subject, hardware: Hardware) -> Diagnostic:
     return Diagnostic(
         code="TPP321",
         message=f"tp_size {tp_size} takes {hosts} {hardware.device} hosts of {each} devices, and each must be launched",
-        where=_place(subject, "tp_size"),
+        where=subject.place_of_target("tp_size"),
         evidence=f"{_counts(hardware)} ({SOURCE}){_detected(subject, hardware)}",
         fix=f"on each host set TPU_WORKER_HOSTNAMES (all {hosts}, comma-separated), JOB_COMPLETION_INDEX (0 to "
         f"{hosts - 1}) and TORCH_TPU_TOPOLOGY={topology}; tpplan launch --device tpu --print-env then prints NNODES, "
         f"NODE_RANK, MASTER_ADDR and MASTER_PORT for torchrun's --nnodes, --node_rank, --master_addr and --master_port, "
         f"with --nproc_per_node={each}",
     )
-
-
-def _place(subject: Subject, key: str) -> Place:
-    """The line of the plan's target, or the model when there is no plan file."""
-    return subject.file.place_of("target", key) if subject.file else Place(file=subject.spec.source.name)
 
 
 def _counts(hardware: Hardware) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 # Fields of a model's output that hold its state; Transformers has one name for each family of models.
 FIELDS = ("past_key_values", "cache_params", "state")
-CROSS = "cross."
+SELF, CROSS = "self", "cross"  # an encoder-decoder's decoder has a cache of each
+PARTS = (SELF, CROSS)
+Place = tuple[str, int]  # one of PARTS, and the number of the layer in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,27 +28,23 @@ class LayerState:
     other: int = 0
 
 
-def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[int | str, LayerState]:
-    """The state of every layer that has one, by the layer's place in the cache; empty where the model keeps nothing.
+def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[Place, LayerState]:
+    """The state of every layer that has one, by its place in the cache; empty where the model keeps nothing.
 
     itemsizes: bytes that an element of a dtype counts, where that is not the dtype's own.
-    Cross-attention layers of an encoder-decoder come as CROSS and their place.
     """
-    states: dict[int | str, LayerState] = {}
+    states: dict[Place, LayerState] = {}
     for name in FIELDS:
         cache = getattr(output, name, None)
         if cache is None:
             continue
-        if hasattr(cache, "self_attention_cache"):
-            states |= _read(cache.self_attention_cache, itemsizes)
-            crossing = _read(cache.cross_attention_cache, itemsizes)
-            states |= {f"{CROSS}{place}": state for place, state in crossing.items()}
-        else:
-            states |= _read(cache, itemsizes)
+        parts = {SELF: getattr(cache, "self_attention_cache", cache), CROSS: getattr(cache, "cross_attention_cache", None)}
+        for part, own in parts.items():
+            states |= {(part, layer): state for layer, state in _read(own, itemsizes).items()}
     return states
 
 
-def _read(cache: Any, itemsizes: Mapping[Any, int]) -> dict[int | str, LayerState]:
+def _read(cache: Any, itemsizes: Mapping[Any, int]) -> dict[int, LayerState]:
     states = {place: _layer(layer, itemsizes) for place, layer in enumerate(getattr(cache, "layers", None) or ())}
     own = vars(cache) if hasattr(cache, "__dict__") else {"": cache}
     for name, value in own.items():
