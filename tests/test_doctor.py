@@ -625,10 +625,10 @@ class TestDiagnosis:
             assert not schema.is_valid(wrong), wrong
 
     def test_the_table_has_every_line_with_its_code_and_fix(self, capsys: pytest.CaptureFixture[str]) -> None:
-        from tpplan.cli import _print
+        from tpplan.cli.printing import write
 
         lines = (passed("torch", "2.13.0"), failed("chips", "none\x1b[2J", code="TPP911", fix="run it there"))
-        _print(rendering.as_table(Diagnosis(device="tpu", lines=lines)))
+        write(rendering.as_table(Diagnosis(device="tpu", lines=lines)))
         printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
         assert printed == [
             "passed    torch    2.13.0",

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from tpplan.targets import AUTOLOAD
+
 # What a launcher tells its workers about their place; the child has none.
 LAUNCHER_PREFIXES = (
     "RANK",
@@ -24,7 +26,7 @@ LAUNCHER_PREFIXES = (
 def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
     """What `tpplan.api.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    environment[AUTOLOAD] = "0"
     done = subprocess.run(
         [sys.executable, "-m", "tpplan.child"],
         input=pickle.dumps((function, args, kwargs)),

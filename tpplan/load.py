@@ -13,7 +13,7 @@ from typing import Any
 
 from tpplan.miniature import Miniature
 from tpplan.model.checkpoint import save_as_published
-from tpplan.model.memory import conversion_errors, out_of_memory
+from tpplan.model.errors import conversion_errors, out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import one_thread

@@ -16,7 +16,7 @@ from typing import Any
 from tpplan.diagnostics import InputError
 from tpplan.model.checkpoint import save_as_published
 from tpplan.model.config import ModelSpec, text_config
-from tpplan.model.memory import out_of_memory
+from tpplan.model.errors import out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.simulation import one_thread

@@ -18,9 +18,14 @@ VERDICT_STYLE = {"pass": "bold green", "fail": "bold red", "incomplete": "bold y
 
 
 def as_json(report: Report) -> str:
-    """The report as JSON, in the shape of report.schema.json, with a newline at the end. Half a surrogate pair, which a
-    config may hold and UTF-8 may not, stays the escape that it was."""
-    text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    """The report as JSON, in the shape of report.schema.json, with a newline at the end."""
+    return document(report.to_dict())
+
+
+def document(values: dict) -> str:
+    """Plain values as one JSON document, with a newline at the end. Half a surrogate pair, which a config may hold and
+    UTF-8 may not, stays the escape that it was."""
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 

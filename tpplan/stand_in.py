@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tpplan.miniature import Miniature
-from tpplan.model.memory import out_of_memory
+from tpplan.model.errors import out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated

@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from tpplan.choices import Device
 
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # 0: torch does not load torch_tpu when it is imported
 GIB = 2**30
 CHIPS_PER_HOST = 4  # of a slice of several hosts: 2x2x1
 CUBE = 64  # chips: 4x4x4

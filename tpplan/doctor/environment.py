@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpplan.doctor.imports import AUTOLOAD
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
-from tpplan.targets import CHIPS_PER_HOST
+from tpplan.targets import AUTOLOAD, CHIPS_PER_HOST
 
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # what set_tpu_launch_env sets and, where they are set already, keeps (torch_tpu/_internal/distributed/distributed.py)

@@ -20,8 +20,8 @@ from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
 from tpplan.doctor.packages import installed
 from tpplan.launch.processes import Workspace, workspace
+from tpplan.targets import AUTOLOAD
 
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 FATAL = re.compile(r"F\d{4} ")  # a line of absl's log that ended the process; a trace follows it
 
 

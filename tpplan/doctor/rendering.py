@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from tpplan.doctor.line import Diagnosis, Outcome
+from tpplan.report import document, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,15 +15,13 @@ STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPLI
 
 def as_json(diagnosis: Diagnosis) -> str:
     """The diagnosis as JSON, in the shape of doctor.schema.json, with a newline at the end."""
-    return json.dumps(diagnosis.to_dict(), indent=2, ensure_ascii=False) + "\n"
+    return document(diagnosis.to_dict())
 
 
 def as_table(diagnosis: Diagnosis) -> Table:
     """A row a line: outcome, name, and what was found with the code and the fix of a failure; the verdict last."""
     from rich.table import Table
     from rich.text import Text
-
-    from tpplan.report import shown
 
     table = Table.grid(padding=(0, 2, 0, 0))
     for line in diagnosis.lines:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
-from tpplan.launch.processes import available_bytes
+from tpplan.launch.processes import LEAST_PROCESS_BYTES, available_bytes
 from tpplan.units import gib
 
 LOCK_FILE = "tmp/libtpu_lockfile"  # libtpu locks it while it holds a chip
@@ -111,8 +111,6 @@ def _allocator(machine: Machine) -> Line:
 
 def _memory(machine: Machine) -> Line:
     """Whether the least that a rank on every device needs is there; what a model needs besides, `verify` knows."""
-    from tpplan.launch.verify import LEAST_PROCESS_BYTES
-
     name, available = "memory", available_bytes()
     if available is None:
         return not_applicable(name, "there is no /proc/meminfo")

@@ -22,6 +22,7 @@ from typing import Any
 MARKER = "TPPLAN_LAUNCH"  # in the environment of every process that a workspace starts
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 KILL_SECONDS = 10.0
+LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -18,9 +18,10 @@ from tpplan.diagnostics import Diagnostic, Place
 from tpplan.launch.checkpoint import Checkpoint, unsharded_does_not_fit
 from tpplan.launch.findings import Ended
 from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
-from tpplan.launch.torchrun import AUTOLOAD, FAILURES, agent_command
+from tpplan.launch.torchrun import FAILURES, agent_command
 from tpplan.launch.worker import UNSHARDED, Job, Phase, RankResult, read_result
 from tpplan.shapes import example_inputs
+from tpplan.targets import AUTOLOAD
 
 PHASES = list(Phase)
 NEW_TOKENS = 8

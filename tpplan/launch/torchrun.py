@@ -18,10 +18,10 @@ from typing import Any
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.launch.processes import ENDING, die_with_parent, handlers
 from tpplan.model.internals import versions
+from tpplan.targets import AUTOLOAD
 from tpplan.units import one_line
 
 FAILURES = "TPPLAN_FAILURES"  # where the agent writes which ranks failed
-AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 PROBE_SECONDS = 360.0  # torch_tpu itself waits 300 s for the coordinates of a chip
 
 

@@ -16,7 +16,7 @@ from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint
 from tpplan.launch.findings import Ended, findings, mib
-from tpplan.launch.processes import available_bytes, workspace
+from tpplan.launch.processes import LEAST_PROCESS_BYTES, available_bytes, workspace
 from tpplan.launch.run import Hosts, Launch, Progress
 from tpplan.launch.torchrun import tpu_environment
 from tpplan.model.internals import versions
@@ -27,7 +27,6 @@ from tpplan.units import gib
 from tpplan.usage import Usage, measure
 
 SEVERITIES = list(Severity)
-LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
 
 
 @dataclass(frozen=True, kw_only=True)

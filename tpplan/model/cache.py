@@ -38,7 +38,10 @@ def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({}))
         cache = getattr(output, name, None)
         if cache is None:
             continue
-        parts = {SELF: getattr(cache, "self_attention_cache", cache), CROSS: getattr(cache, "cross_attention_cache", None)}
+        parts = {
+            SELF: getattr(cache, "self_attention_cache", cache),
+            CROSS: getattr(cache, "cross_attention_cache", None),
+        }
         for part, own in parts.items():
             states |= {(part, layer): state for layer, state in _read(own, itemsizes).items()}
     return states

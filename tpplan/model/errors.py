@@ -1,4 +1,4 @@
-"""Running out of memory, which says nothing about the model or its plan."""
+"""What an exception stands for: memory that ran out, which says nothing about a plan, or weights that do not convert."""
 
 from __future__ import annotations
 

@@ -1,0 +1,53 @@
+"""What commands print: a report, a table, what became of a plan."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tpplan.cli.options import Format
+from tpplan.diagnostics import Report
+
+
+def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
+    from tpplan import report as rendering
+
+    if output_format is Format.JSON:
+        sys.stdout.write(rendering.as_json(report))
+    else:
+        write(rendering.as_text(report), stream)
+    return report.exit_code
+
+
+def say_repair(repaired: Any, output: str | None) -> None:
+    """On stderr: what the plan overrides and why, and what was run to prove it."""
+    from tpplan import report as rendering
+
+    for attempt in repaired.attempts:
+        block = attempt.block or "the model"
+        write(f"{block}: {attempt.reason}; {attempt.describe()} ({repaired.strategy})\n", "stderr")
+    if not repaired.attempts:
+        write("the model's own plan passes as it is: no override\n", "stderr")
+    write(rendering.as_text(repaired.judgement.report()), "stderr")
+    if output:
+        write(f"written to {output}\n", "stderr")
+
+
+def say_strategies(candidates: list, repaired: Any) -> None:
+    """On stderr: what each strategy costs, and which became the plan."""
+    from tpplan import tables
+
+    chosen = next(candidate for candidate in candidates if candidate.repair is repaired)
+    write(tables.strategies_table(candidates, chosen), "stderr")
+    write(tables.notes(candidates), "stderr")
+
+
+def write(text: Any, stream: str = "stdout") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False)
+    if isinstance(text, Table) and not console.is_terminal:  # a file has no width that a table must keep to
+        console.width = 10_000
+        console.width = console.measure(text).maximum
+    console.print(text, end="")
