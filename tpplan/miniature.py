@@ -22,8 +22,9 @@ from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.simulation import one_thread
 from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
 from tpplan.shapes import example_inputs, main_output, runnable
-from tpplan.shrink import Hidden, Size, Towers, is_tower, shrink
+from tpplan.shrink import is_tower, shrink
 from tpplan.units import one_line
+from tpplan.widths import Hidden, Size, Towers
 
 SEED = 20240229
 ENOUGH = 20_000_000  # parameters: smaller ones are not worth looking for

@@ -199,8 +199,13 @@ def _run_model(
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
     except Exception as error:  # the model's own code may raise anything, and its buffers may be too large to make
-        return _stop(rank, phase, trail.last_gradient if phase is Phase.BACKWARD else trail.innermost, error), None
+        return _stop(rank, phase, where(trail, phase), error), None
     return None, int(output.shape[-1])
+
+
+def where(trail: Trail, phase: Phase) -> str | None:
+    """The module at which a run stopped: the innermost that runs, in a backward the last that got its gradient."""
+    return trail.last_gradient if phase is Phase.BACKWARD else trail.innermost
 
 
 def runnable(model: Any) -> Any:

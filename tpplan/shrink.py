@@ -6,13 +6,13 @@ shrunk keeps its remainder by 8 * tp_size, so that what is uneven stays uneven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tpplan.model.config import config_value
+from tpplan.widths import HIDDEN, ROTATED, Hidden, Size, Towers, Widths, is_count, smaller
 
 LAYER_COUNTS = (
     "num_hidden_layers",
@@ -25,16 +25,6 @@ LAYER_COUNTS = (
     "depth",
 )
 STACK = "num_layers_per_stack"  # num_hidden_layers is a multiple of it: each stack of layers is run several times
-HEADS = (
-    "num_attention_heads",
-    "n_head",
-    "num_heads",
-    "encoder_attention_heads",
-    "attention_heads",
-    "decoder_attention_heads",
-    "heads",
-)
-HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 EXPERT_WIDTHS = (
     "moe_intermediate_size",
     "shared_expert_intermediate_size",
@@ -67,15 +57,12 @@ VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
 UNPADDED = "unpadded_vocab_size"  # at most vocab_size
 # Ranges of tokens that stand for the codes of a tower, one after the other: each becomes CODES long.
 TOKEN_OFFSET, CODEBOOK, FIRST_CODE, CODES = "_token_offset", "codebook_size", 8, 16
-# Widths of the parts of a head that are rotated: they keep their ratio to its width.
-ROTATED = ("rotary_dim",)
 SECTIONS = "mrope_section"
 # Names of values that are some other module's width where they are the same number.
 WIDTH_ENDINGS = ("_size", "_dim", "_width", "_channel", "_channels", "_channels_out")
-# Different, so that two widths which are mixed up do not fit by chance.
-HIDDEN_FLOOR, LOW_RANK_FLOOR, INTERMEDIATE_FLOOR, VOCABULARY_FLOOR = 64, 72, 96, 160
-EXPERT_FLOOR, PROJECTOR_FLOOR, VOCODER_FLOOR, HEAD_FLOOR = 48, 80, 192, 16
-MANY_HEADS = 64  # of HEAD_FLOOR columns: more are given half of it
+# Different from one another and HIDDEN_FLOOR, so that two widths which are mixed up do not fit by chance.
+LOW_RANK_FLOOR, INTERMEDIATE_FLOOR, VOCABULARY_FLOOR = 72, 96, 160
+EXPERT_FLOOR, PROJECTOR_FLOOR, VOCODER_FLOOR = 48, 80, 192
 # Parts of a model that text does not run through, by words in the names of their modules and configs.
 TOWERS = (
     "vision",
@@ -92,37 +79,6 @@ TOWERS = (
 )
 
 
-class Hidden(StrEnum):
-    """What becomes of the hidden size. NARROW: the floor, or HEADS where the width of a head comes from it. HEADS: a multiple
-    of the number of heads. FULL: unchanged."""
-
-    NARROW = "narrow"
-    HEADS = "heads"
-    FULL = "full"
-
-
-class Towers(StrEnum):
-    """What becomes of the widths of towers; their depth is always cut. FOLLOW: only those of the language model."""
-
-    NARROW = "narrow"
-    FOLLOW = "follow"
-    FULL = "full"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """One way to shrink. vocabulary: whether it is shrunk. layers: the ones of the language model to keep, empty for all as they are. tower_layers: those of towers, by their depth.
-    sections: the model's mrope_section, which its code has where the config gives none."""
-
-    tp_size: int
-    hidden: Hidden
-    towers: Towers
-    vocabulary: bool = True
-    layers: tuple[int, ...]
-    tower_layers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    sections: tuple[int, ...] = ()
-
-
 def is_tower(name: str) -> bool:
     """Whether this module, or nested config, belongs to a part that text does not run through."""
     return any(word in name for word in TOWERS)
@@ -134,70 +90,11 @@ def shrink(config: Any, text: Any, size: Size) -> tuple[dict, dict[str, tuple[An
     text: the part of `config` that describes the language model.
     """
     values, changes = config.to_dict(), {}
-    _shrink(values, config, "", _Widths(text, size), size, changes)
+    _shrink(values, config, "", Widths(text, size), size, changes)
     return values, changes
 
 
-class _Widths:
-    """The hidden size of one config, full and small, and how much narrower a head becomes with it."""
-
-    def __init__(self, config: Any, size: Size) -> None:
-        self.config = config
-        self._size = size
-        self._values = config.to_dict()
-        self.heads = next((v for name in HEADS if _is_count(v := config_value(config, name))), None)
-
-    @cached_property
-    def full(self) -> int | None:
-        return next((v for name in HIDDEN if _is_count(v := config_value(self.config, name))), None)
-
-    @cached_property
-    def small(self) -> int | None:
-        return self.of(self.full) if self.full else None
-
-    def of(self, value: int) -> int:
-        """What becomes of a hidden size."""
-        if self._size.hidden is Hidden.FULL:
-            return value
-        if self._size.hidden is Hidden.NARROW and self.own_head_width:
-            return smaller(value, self._size.tp_size, HIDDEN_FLOOR)
-        return self._multiple_of_heads(value) if self.heads else value
-
-    @cached_property
-    def own_head_width(self) -> bool:
-        """Whether the width of a head is a value of its own, and not hidden size / heads."""
-        return any("head_dim" in name and _is_count(value) for name, value in self._values.items())
-
-    @property
-    def head_ratio(self) -> tuple[int, int] | None:
-        """(small, full) width of a head where it becomes narrower with the hidden size."""
-        if self.own_head_width or not self.heads or not self.full or self.small == self.full:
-            return None
-        return self.small // self.heads, self.full // self.heads
-
-    def _multiple_of_heads(self, value: int) -> int:
-        """Heads of at least HEAD_FLOOR columns, of which whole pairs are rotated, and the same remainders."""
-        assert self.heads
-        left, width = value % self.heads, value // self.heads
-        modulus = 8 * self._size.tp_size
-        lowest = 1 if self.own_head_width else HEAD_FLOOR // (2 if self.heads > MANY_HEADS else 1)
-        fitting = [
-            columns
-            for columns in range(lowest, width)
-            if self._rotates_whole_pairs(columns, width) and self.heads * columns + left >= HIDDEN_FLOOR
-        ]
-        even = [columns for columns in fitting if (self.heads * columns + left) % modulus == value % modulus]
-        chosen = (even or fitting or [width])[0]
-        return self.heads * chosen + left
-
-    def _rotates_whole_pairs(self, columns: int, width: int) -> bool:
-        if self.own_head_width:
-            return True
-        pairs = [rotated // 2 for name in ROTATED if _is_count(rotated := config_value(self.config, name))]
-        return columns % 4 == 0 and all(pair * columns % width == 0 for pair in pairs)
-
-
-def _shrink(values: dict, config: Any, path: str, text: _Widths, size: Size, changes: dict) -> None:
+def _shrink(values: dict, config: Any, path: str, text: Widths, size: Size, changes: dict) -> None:
     """Change `values`, the plain form of `config`, in place; nested configs likewise."""
     new_value = _rule(config, path, text, size)
     for name, value in list(values.items()):
@@ -212,23 +109,23 @@ def _shrink(values: dict, config: Any, path: str, text: _Widths, size: Size, cha
             values[name] = new
 
 
-def _rule(config: Any, path: str, text: _Widths, size: Size) -> Callable[[str, Any], Any]:
+def _rule(config: Any, path: str, text: Widths, size: Size) -> Callable[[str, Any], Any]:
     """What becomes of a value of this config, by its name."""
     if is_tower(path):
-        own = _Widths(config, replace(size, hidden=Hidden.HEADS))
+        own = Widths(config, replace(size, hidden=Hidden.HEADS))
         return partial(_tower_value, config=config, own=own, text=text, size=size)
     if config is text.config:
         return partial(_text_value, config=config, own=text, size=size)
     if not getattr(config, "sub_configs", None):
-        return partial(_text_value, config=config, own=_Widths(config, size), size=size)
+        return partial(_text_value, config=config, own=Widths(config, size), size=size)
     values = config.to_dict()
     offsets = sorted(values[name] for name in values if name.endswith(TOKEN_OFFSET))
     return partial(_around, text=text, size=size, offsets=offsets)
 
 
-def _around(name: str, value: Any, *, text: _Widths, size: Size, offsets: list[int]) -> Any:
+def _around(name: str, value: Any, *, text: Widths, size: Size, offsets: list[int]) -> Any:
     """A value beside the nested configs: of the projectors between towers and language model."""
-    if not _is_count(value) or size.towers is Towers.FULL:
+    if not is_count(value) or size.towers is Towers.FULL:
         return _token(name, value, size)
     if name in VOCABULARY or name == UNPADDED:
         return _vocabulary(name, value, size)
@@ -241,11 +138,11 @@ def _around(name: str, value: Any, *, text: _Widths, size: Size, offsets: list[i
     return _token(name, value, size)
 
 
-def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Widths, size: Size) -> Any:
+def _tower_value(name: str, value: Any, *, config: Any, own: Widths, text: Widths, size: Size) -> Any:
     """A tower keeps its first layer; its widths are cut if `size` says so and follow those of the language model."""
     depth = _depth(config)
     layers = size.tower_layers.get(depth or 0, (0,))
-    if name in LAYER_COUNTS and _is_count(value):
+    if name in LAYER_COUNTS and is_count(value):
         return min(value, len(layers))
     if isinstance(value, list) and depth and len(value) == depth:
         return [value[index] for index in layers]
@@ -254,7 +151,7 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
         return kept or value and [0]  # classes take the first of them
     if name == PER_LAYER and isinstance(value, dict):
         return _of_layers(value, layers)
-    if size.towers is Towers.FULL or not _is_count(value):
+    if size.towers is Towers.FULL or not is_count(value):
         return value
     if name == CODEBOOK:
         return min(value, CODES)
@@ -275,7 +172,7 @@ def _tower_value(name: str, value: Any, *, config: Any, own: _Widths, text: _Wid
     return _intermediate(name, value, own, size)
 
 
-def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size) -> Any:
+def _text_value(name: str, value: Any, *, config: Any, own: Widths, size: Size) -> Any:
     if isinstance(value, (list, dict)):
         return _text_collection(name, value, config, own, size)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -291,7 +188,7 @@ def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size)
         return _vocabulary(name, value, size)
     if name in LOW_RANK:
         return smaller(value, size.tp_size, LOW_RANK_FLOOR)
-    if name in HIDDEN and _is_count(value):
+    if name in HIDDEN and is_count(value):
         return own.of(value)
     if name in PROJECTORS and size.hidden is not Hidden.FULL:
         return smaller(value, size.tp_size, PROJECTOR_FLOOR)
@@ -300,7 +197,7 @@ def _text_value(name: str, value: Any, *, config: Any, own: _Widths, size: Size)
     return _token(name, _intermediate(name, value, own, size), size)
 
 
-def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Size) -> Any:
+def _text_collection(name: str, value: Any, config: Any, own: Widths, size: Size) -> Any:
     depth = _depth(config) if size.layers else None
     if name == PER_LAYER and isinstance(value, dict):
         kept = _of_layers(value, size.layers) if size.layers else value
@@ -311,7 +208,7 @@ def _text_collection(name: str, value: Any, config: Any, own: _Widths, size: Siz
         value = [value[index] for index in size.layers if index < depth]
     elif depth and name.endswith(INDEX_LISTS) and _are_layers(value, depth):
         return [position for position, index in enumerate(size.layers) if index in value]
-    if name in INTERMEDIATE + EXPERT_WIDTHS and all(map(_is_count, value)):
+    if name in INTERMEDIATE + EXPERT_WIDTHS and all(map(is_count, value)):
         new: dict[int, int] = {}
         for width in sorted(set(value)):  # widths that differ stay different
             new[width] = _intermediate(name, width, own, size, new.values())
@@ -324,14 +221,14 @@ def _of_layers(per_layer: dict, layers: tuple[int, ...]) -> dict[int, Any]:
     return {position: by_layer[index] for position, index in enumerate(layers) if index in by_layer}
 
 
-def _each(values: Any, config: Any, own: _Widths, size: Size) -> Any:
+def _each(values: Any, config: Any, own: Widths, size: Size) -> Any:
     """The values of one layer."""
     if not isinstance(values, dict):
         return values
     return {name: _text_value(name, value, config=config, own=own, size=size) for name, value in values.items()}
 
 
-def _with_sections(name: str, value: dict, own: _Widths, size: Size) -> dict:
+def _with_sections(name: str, value: dict, own: Widths, size: Size) -> dict:
     """Rotary parameters with their sections scaled as the heads are; those that only the code has are written down."""
     if not own.head_ratio or not name.startswith("rope"):
         return value
@@ -352,7 +249,7 @@ def _scaled_sections(sections: Sequence[int], ratio: tuple[int, int]) -> list[in
 
 def _layer_count(name: str, value: int, config: Any, size: Size) -> int:
     stack = config_value(config, STACK)
-    if _is_count(stack) and name != STACK and value % stack == 0:
+    if is_count(stack) and name != STACK and value % stack == 0:
         return value // stack * min(stack, len(size.layers))
     return min(value, len(size.layers))
 
@@ -364,7 +261,7 @@ def _vocabulary(name: str, value: int, size: Size) -> int:
     return smaller(value, size.tp_size, max(1, VOCABULARY_FLOOR - lower))
 
 
-def _intermediate(name: str, value: int, own: _Widths, size: Size, taken: Collection[int] = ()) -> int:
+def _intermediate(name: str, value: int, own: Widths, size: Size, taken: Collection[int] = ()) -> int:
     """taken: widths that others have which are not `value`.
 
     The hidden size is another of them: a loader tells by the shape of an expert's weight whether to transpose it
@@ -393,20 +290,9 @@ def _scaled(value: int, ratio: tuple[int, int]) -> int:
     return value * ratio[0] // ratio[1]
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _are_layers(value: Any, depth: int) -> bool:
     return isinstance(value, list) and all(isinstance(index, int) and 0 <= index < depth for index in value)
 
 
 def _brief(value: Any) -> Any:
     return f"[{len(value)}]" if isinstance(value, (list, dict)) else value
-
-
-def smaller(value: int, tp_size: int, floor: int) -> int:
-    """The smallest width of at least `floor`, or `value` itself, with the same remainder by 8 * tp_size."""
-    modulus = 8 * tp_size
-    remainder = value % modulus
-    return min(value, remainder + modulus * max(0, -(-(floor - remainder) // modulus)))

@@ -20,7 +20,7 @@ from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
-from tpplan.shapes import Outcome, Phase, Stop, example_inputs, main_output, runnable
+from tpplan.shapes import Outcome, Phase, Stop, example_inputs, main_output, runnable, where
 from tpplan.units import one_line
 
 
@@ -75,7 +75,7 @@ class _Run:
             elif rank is None and raised_by_simulator(error):
                 self.not_run = f"the simulation of ranks cannot run the {phase}: {text}"
             else:
-                self.stop = Stop(rank=rank, phase=phase, module=_where(trail, phase), error=f"on a miniature: {text}")
+                self.stop = Stop(rank=rank, phase=phase, module=trail and where(trail, phase), error=f"on a miniature: {text}")
         self.entered = trail.entered if trail else frozenset()
 
 
@@ -93,9 +93,3 @@ def _sharded(rank: int | None, miniature: Miniature, sharding: Sharding) -> Iter
         fill(model, miniature.model)
         tie(model)
         yield model
-
-
-def _where(trail: Trail | None, phase: Phase) -> str | None:
-    if trail is None:
-        return None
-    return trail.last_gradient if phase is Phase.BACKWARD else trail.innermost
