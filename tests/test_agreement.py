@@ -75,9 +75,7 @@ CASES = [
         purpose="training",
     ),
     _case("apertus", configs.apertus(), 2, {}, *WRONG_NUMBERS, purpose="training"),
-    _case(
-        "apertus repaired", configs.apertus(), 2, {"model.layers.*.mlp.act_fn": SUMMED}, *RIGHT, purpose="training"
-    ),
+    _case("apertus repaired", configs.apertus(), 2, {"model.layers.*.mlp.act_fn": SUMMED}, *RIGHT, purpose="training"),
     _case("narrow logits", configs.llama(), 2, {"lm_head": "colwise"}, "failed", "failed", "failed"),
     _case("tied", configs.qwen3(tie_word_embeddings=True), 2, {}, *RIGHT),
     _case("tied clash", configs.qwen3(tie_word_embeddings=True), 2, {"lm_head": "replicate"}, *RAISES),
@@ -98,7 +96,9 @@ def test_stages_agree(case: Case, tmp_path: Path) -> None:
     # The facts of a plan are those that differ from the class default; here the whole config stands for them.
     checked = tpplan.check(plan, depth="numerics")
     launched = tpplan.verify(plan, timeout=240)
-    found = tuple(_status(report, stage) for report, stage in ((checked, "shapes"), (checked, "numerics"), (launched, "launch")))
+    found = tuple(
+        _status(report, stage) for report, stage in ((checked, "shapes"), (checked, "numerics"), (launched, "launch"))
+    )
     codes = sorted({d.code for report in (checked, launched) for d in report.errors})
     print(f"\n| {case.name} | {case.config['model_type']} | {case.tp_size} | {' | '.join(found)} | {' '.join(codes)} |")
     assert found == case.expected, [d.to_dict() for report in (checked, launched) for d in report.diagnostics]

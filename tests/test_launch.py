@@ -25,10 +25,10 @@ from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
 from tpplan.launch.verify import verify
+from tpplan.launch.worker import Phase, RankResult, read_result
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_document import ModelFacts, Plan, Target
 from tpplan.request import Request
-from tpplan.launch.worker import Phase, RankResult, read_result
 
 ATTENTION = [f"model.layers.*.self_attn.{name}_proj" for name in "qkvo"]
 

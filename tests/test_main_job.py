@@ -165,7 +165,6 @@ class TestCheck:
         assert f" error {code} " in printed.out and said in printed.out
         assert "Traceback" not in printed.out and printed.err == ""
 
-
     @pytest.mark.parametrize(
         "odd",
         [

@@ -21,8 +21,8 @@ from tpplan import load, proof
 from tpplan.load import run_load
 from tpplan.miniature import make_miniature
 from tpplan.model.config import config_value, text_config
-from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.errors import out_of_memory
+from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
 

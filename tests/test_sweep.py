@@ -50,7 +50,20 @@ def sweep(*arguments: object) -> subprocess.CompletedProcess:
 
 
 def test_a_sweep_judges_repairs_and_resumes(configs: Path, tmp_path: Path) -> None:
-    arguments = ("--kind", "configs", "--configs", configs, "--only", "b", "--tp", 2, "--tp", 4, "--results", tmp_path / "out")
+    arguments = (
+        "--kind",
+        "configs",
+        "--configs",
+        configs,
+        "--only",
+        "b",
+        "--tp",
+        2,
+        "--tp",
+        4,
+        "--results",
+        tmp_path / "out",
+    )
     done = sweep(*arguments)
     assert done.returncode == 0, done.stderr
     assert "agreement: 2 same" in done.stdout and "1 repair holds" in done.stdout

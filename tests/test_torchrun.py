@@ -15,9 +15,9 @@ import pytest
 
 from tests import checkpoints
 from tpplan.diagnostics import PlanError, Status
+from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 from tpplan.launch.verify import verify
 from tpplan.request import Request
-from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 
 # An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
 TPU_PYTHON = os.environ.get("TPPLAN_TPU_PYTHON", "")

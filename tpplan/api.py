@@ -16,10 +16,10 @@ from tpplan.plan_document import ModelFacts, Plan, Proof, Target
 if TYPE_CHECKING:
     from transformers import DistributedConfig
 
+    from tpplan.candidates import Candidate
     from tpplan.checks.subject import Subject
     from tpplan.planner import Repair
     from tpplan.request import Request
-    from tpplan.candidates import Candidate
 
 ModelOrPlan = str | os.PathLike[str] | Plan
 
@@ -226,8 +226,8 @@ def candidates_by_size(
     request: Request, tp_sizes: tuple[int, ...], strategy: str = "replicate", depth: str = "shapes"
 ) -> list[Candidate]:
     """A candidate for each size, found in this process. Raises InputError as `sizes` does."""
-    from tpplan.request import check_values, usage_error
     from tpplan.candidates import all_sizes
+    from tpplan.request import check_values, usage_error
 
     if depth not in (Depth.SHAPES, Depth.NUMERICS):
         raise usage_error(f"depth is {str(depth)!r}", fix="give shapes or numerics: static alone measures nothing")

@@ -16,8 +16,8 @@ from typing import Any
 from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.miniature import Miniature
 from tpplan.model.config import config_value
-from tpplan.model.quiet import quiet
 from tpplan.model.errors import out_of_memory
+from tpplan.model.quiet import quiet
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.model.skeleton import Sharding
 from tpplan.model.trail import Trail

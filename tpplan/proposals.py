@@ -17,7 +17,6 @@ from tpplan.shapes import Phase
 from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
-
 SUMS_EXPERTS = "moe_tp_experts"
 
 

@@ -75,7 +75,9 @@ class _Run:
             elif rank is None and raised_by_simulator(error):
                 self.not_run = f"the simulation of ranks cannot run the {phase}: {text}"
             else:
-                self.stop = Stop(rank=rank, phase=phase, module=trail and where(trail, phase), error=f"on a miniature: {text}")
+                self.stop = Stop(
+                    rank=rank, phase=phase, module=trail and where(trail, phase), error=f"on a miniature: {text}"
+                )
         self.entered = trail.entered if trail else frozenset()
 
 

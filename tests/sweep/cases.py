@@ -101,7 +101,9 @@ def _fewer_layers(values: dict, layers: int) -> dict:
     for name in LAYER_COUNTS:
         depth = kept.get(name)
         if isinstance(depth, int) and depth > layers:
-            lists = {key: value[:layers] for key, value in kept.items() if isinstance(value, list) and len(value) == depth}
+            lists = {
+                key: value[:layers] for key, value in kept.items() if isinstance(value, list) and len(value) == depth
+            }
             kept |= lists | {name: layers}
     return kept
 

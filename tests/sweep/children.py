@@ -100,5 +100,3 @@ def _child(work: Callable[[], Iterable[Any]], pipe: Connection, limits: Limits, 
     pipe.send(("end", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
     pipe.close()
     os._exit(0)
-
-

@@ -44,7 +44,9 @@ def _sweep(cases: list[Case], options: argparse.Namespace, file: Path) -> None:
     stop = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     for number, case in enumerate(cases, start=1):
         if time.monotonic() > stop:
-            print(f"stopped after {options.minutes:g} minutes, {number - 1} of {len(cases)} cases seen", file=sys.stderr)
+            print(
+                f"stopped after {options.minutes:g} minutes, {number - 1} of {len(cases)} cases seen", file=sys.stderr
+            )
             return
         sizes = [size for size in options.tp if (case.name, size, options.purpose) not in done]
         if not sizes:
@@ -77,11 +79,15 @@ def _wanted(record: dict, options: argparse.Namespace) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--kind", choices=("configs", "architectures", "all"), default="all", help="which cases")
-    parser.add_argument("--configs", type=Path, default=CONFIGS, help="directory of config files (default: %(default)s)")
+    parser.add_argument(
+        "--configs", type=Path, default=CONFIGS, help="directory of config files (default: %(default)s)"
+    )
     parser.add_argument("--only", metavar="GLOB", help="cases whose name or model type matches")
     parser.add_argument("--sample", type=int, metavar="N", help="N of these cases, the same each time")
     parser.add_argument("--tp", type=int, action="append", metavar="N", help=f"tp sizes (default: {TP_SIZES})")
-    parser.add_argument("--layers", type=int, metavar="N", help="keep N layers of an architecture's default (default: all)")
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="keep N layers of an architecture's default (default: all)"
+    )
     parser.add_argument("--purpose", choices=("inference", "training"), default="inference")
     parser.add_argument("--numerics", type=Numerics, choices=list(Numerics), default=Numerics.REPAIRS)
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S", help="seconds for each answer of a child")

@@ -159,7 +159,11 @@ class Oracle:
                     phase = "backward"
                     logits.float().pow(2).mean().backward()
         except Exception as error:  # the model's own code may raise anything
-            beyond = (fake.DataDependentOutputException, fake.DynamicOutputShapeException, fake.UnsupportedOperatorException)
+            beyond = (
+                fake.DataDependentOutputException,
+                fake.DynamicOutputShapeException,
+                fake.UnsupportedOperatorException,
+            )
             status = Status.UNSUPPORTED if isinstance(error, beyond) else Status.RAISES
             return Run(status=status, phase=phase, module=_innermost(model, error), error=_words(error))
         return Run(status=Status.RUNS, width=int(logits.shape[-1]))
@@ -311,7 +315,9 @@ def _special_tokens(values: Any) -> Iterator[int]:
     if isinstance(values, dict):
         for name, value in values.items():
             if str(name).endswith(("token_id", "token_index")):
-                yield from (token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int))
+                yield from (
+                    token for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)
+                )
             else:
                 yield from _special_tokens(value)
 

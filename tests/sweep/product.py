@@ -18,7 +18,9 @@ class Numerics(StrEnum):
     ALL = "all"
 
 
-def answers(file: Path, auto_class: str | None, tp_sizes: list[int], purpose: str, numerics: Numerics) -> Iterator[dict]:
+def answers(
+    file: Path, auto_class: str | None, tp_sizes: list[int], purpose: str, numerics: Numerics
+) -> Iterator[dict]:
     """For each tp_size what tpplan says: `check`, and `repair` where there was something to repair or to prove."""
     for tp_size in tp_sizes:
         began = time.process_time()
@@ -59,7 +61,11 @@ def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, nume
         }
     except Exception:  # a bug of ours is what a sweep is for
         key = "repair" if "check" in answer else "check"
-        answer[key] = {"verdict": "crash", "errors": [["traceback", traceback.format_exc()]], "seconds": _since(started)}
+        answer[key] = {
+            "verdict": "crash",
+            "errors": [["traceback", traceback.format_exc()]],
+            "seconds": _since(started),
+        }
     return answer
 
 

@@ -27,7 +27,12 @@ class Sweep:
 
 def records(case: Case, tp_sizes: list[int], sweep: Sweep) -> Iterator[dict]:
     """One record for each tp_size."""
-    start = {"case": case.name, "model_type": case.model_type, "purpose": sweep.purpose, "numerics": str(sweep.numerics)}
+    start = {
+        "case": case.name,
+        "model_type": case.model_type,
+        "purpose": sweep.purpose,
+        "numerics": str(sweep.numerics),
+    }
     with tempfile.TemporaryDirectory(prefix="tpplan-sweep-") as directory:
         try:
             file = write_config(case, Path(directory), sweep.layers)

@@ -118,7 +118,9 @@ def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
     else:
         stage = Stage(status=Status.PASSED, reason=_summary(ended))
     diagnostics = sorted((*found, *notes, *launch.checkpoint.notes), key=lambda d: SEVERITIES.index(d.severity))
-    return _Outcome(stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=_rank_facts(ended, predicted, subject))
+    return _Outcome(
+        stage=stage, diagnostics=tuple(diagnostics), share=share, ranks=_rank_facts(ended, predicted, subject)
+    )
 
 
 def _too_much(launch: Launch, held: int) -> Diagnostic | None:
