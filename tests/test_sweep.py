@@ -40,6 +40,8 @@ def configs(tmp_path: Path) -> Path:
     (directory / "b.json").write_text(json.dumps(LLAMA))
     (directory / "a.json").write_text(json.dumps(LLAMA | {"num_key_value_heads": 8}))
     (directory / "other.json").write_text(json.dumps({"model_type": "gpt2"}))
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (directory / "quantized.json").write_text(json.dumps(LLAMA | {"quantization_config": gptq}))
     return directory
 
 
@@ -82,7 +84,7 @@ def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
 
 
 def test_cases_of_new_model_types_come_first(configs: Path) -> None:
-    assert [case.name for case in config_cases(configs)] == ["a", "other", "b"]
+    assert [case.name for case in config_cases(configs)] == ["a", "other", "b", "quantized"]
 
 
 def test_a_sample_is_the_same_each_time() -> None:
@@ -112,6 +114,19 @@ def test_a_child_that_dies_or_hangs_is_recorded(tmp_path: Path) -> None:
         assert child.said == [1] and words in child.failure
     whole = children.run(lambda: [1, 2], 2, limits, tmp_path / "log")
     assert whole.said == [1, 2] and not whole.failure and whole.peak_mib
+
+
+def test_the_oracle_judges_the_structure_of_a_quantized_checkpoint(configs: Path, tmp_path: Path) -> None:
+    arguments = ("--kind", "configs", "--configs", configs, "--only", "quantized", "--results", tmp_path / "out")
+    done = sweep(*arguments, "--tp", 2, "--tp", 4)
+    assert done.returncode == 0 and "agreement: 2 same" in done.stdout, done.stdout + done.stderr
+    halves, quarters = sorted(summary.read(tmp_path / "out" / "results.jsonl"), key=lambda record: record["tp_size"])
+    assert (halves["check"]["verdict"], halves["check"]["structure"], halves["oracle"]["status"]) == (
+        "fail",
+        "pass",
+        "runs",
+    )
+    assert quarters["check"]["structure"] == "fail" and quarters["oracle"]["status"] == "raises"
 
 
 @pytest.mark.parametrize(

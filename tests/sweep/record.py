@@ -82,15 +82,19 @@ def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: st
 def _side_by_side(made: dict, size: int, runs: dict[str, dict], failure: str) -> dict:
     missing = {"status": failure.partition(":")[0] or "crash", "error": failure}
     plain = runs.get(str((size, None, None)), missing)
-    found: dict[str, Any] = {"oracle": plain, "agreement": str(compare(made["check"]["verdict"], plain["status"]))}
+    found: dict[str, Any] = {"oracle": plain, "agreement": str(compare(_structure(made["check"]), plain["status"]))}
     repair = made.get("repair")
     if repair:
         changed, run = _is_a_plan(repair), plain
         if changed:
             run = runs.get(str((size, repair["overrides"], repair["ep_size"])), missing)
             found["oracle_repair"] = run
-        found["holding"] = str(holding(repair["verdict"], changed, run["status"]))
+        found["holding"] = str(holding(_structure(repair), changed, run["status"]))
     return found
+
+
+def _structure(judged: dict) -> str:
+    return judged.get("structure", judged["verdict"])
 
 
 def _broken(failure: str) -> dict:
