@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tests import configs
 from tpplan.checks.subject import Subject
-from tpplan.miniature import Miniature
+from tpplan.miniature.build import Miniature
 from tpplan.model.config import ModelSpec, load_spec
 from tpplan.model.skeleton import Sharding, Skeleton, build_skeleton
-from tpplan.proof import Bench
 from tpplan.source import read_source
+from tpplan.stages.proof import Bench
 
 ATTENTION = "model.layers.*.self_attn."
 

@@ -15,7 +15,7 @@ import tpplan
 from tests import configs
 from tests.subjects import rules
 from tpplan.diagnostics import Report
-from tpplan.plan_document import ModelFacts, Plan, Target
+from tpplan.plan_files.document import ModelFacts, Plan, Target
 
 SUMMED = "replicated_with_grad_allreduce"
 

@@ -14,15 +14,15 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, StaticCache
 import tpplan
 from tests import configs
 from tests.subjects import rules, subject
-from tpplan.candidates import all_sizes, all_strategies, best
 from tpplan.choices import Depth, Optimize
 from tpplan.cli import main
-from tpplan.costs import costs_of
-from tpplan.judge import judge
 from tpplan.model.cache import read_cache
 from tpplan.model.skeleton import Sharding
+from tpplan.planner.candidates import all_sizes, all_strategies, best
+from tpplan.planner.costs import costs_of
+from tpplan.stages.judge import judge
+from tpplan.stages.usage import Usage, measure
 from tpplan.units import gib
-from tpplan.usage import Usage, measure
 
 SUMMED = "replicated_with_grad_allreduce"
 GIB = 2**30

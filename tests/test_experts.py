@@ -10,12 +10,12 @@ from tests import configs
 from tests.subjects import miniature, subject
 from tpplan import checks
 from tpplan.checks.subject import Subject
-from tpplan.judge import judge
 from tpplan.model.internals import transformers_version
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
-from tpplan.proposals import share_experts
-from tpplan.remedy import with_fixes
+from tpplan.planner.proposals import share_experts
+from tpplan.planner.remedy import with_fixes
+from tpplan.stages.judge import judge
 
 runs_sharded = pytest.mark.skipif(transformers_version() < (5, 20), reason="experts by rank do not run without weights")
 

@@ -27,7 +27,7 @@ from tpplan.launch import verify as launch_verify
 from tpplan.launch.verify import verify
 from tpplan.launch.worker import Phase, RankResult, read_result
 from tpplan.model.skeleton import known_styles
-from tpplan.plan_document import ModelFacts, Plan, Target
+from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.request import Request
 
 ATTENTION = [f"model.layers.*.self_attn.{name}_proj" for name in "qkvo"]

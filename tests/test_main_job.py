@@ -24,8 +24,8 @@ from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic, Status, Verdict
 from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import known_styles
-from tpplan.plan_document import Plan
-from tpplan.plan_file import read_plan
+from tpplan.plan_files.document import Plan
+from tpplan.plan_files.file import read_plan
 
 SUMMED = "replicated_with_grad_allreduce"
 SHIPPED = sorted((Path(__file__).parent.parent / "plans").glob("*.yaml"))

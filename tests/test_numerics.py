@@ -17,14 +17,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests import configs
 from tests.subjects import ATTENTION, miniature, model, rules, subject
-from tpplan import load, proof
-from tpplan.load import run_load
-from tpplan.miniature import make_miniature
+from tpplan.miniature.build import make_miniature
 from tpplan.model.config import config_value, text_config
 from tpplan.model.errors import out_of_memory
 from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
-from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
+from tpplan.stages import load, proof
+from tpplan.stages.load import run_load
+from tpplan.stages.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
 
 SUMMED = "replicated_with_grad_allreduce"
 GATHER = rules("qkv", "colwise_gather_output") | rules("o", "rowwise_split_input")

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tpplan import plan_shape
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.files import write_atomically
-from tpplan.plan_document import ModelFacts, Plan, Proof, Target, plan_schema
-from tpplan.plan_file import MAX_BYTES, parse_plan, read_plan
-from tpplan.plan_yaml import MAX_NODES
+from tpplan.plan_files import shape
+from tpplan.plan_files.document import ModelFacts, Plan, Proof, Target, plan_schema
+from tpplan.plan_files.file import MAX_BYTES, parse_plan, read_plan
+from tpplan.plan_files.text import MAX_NODES
 
 VALID = """\
 version: 1
@@ -234,11 +234,11 @@ def test_every_mistake_the_schema_finds_has_words() -> None:
     worded = {"type", "const", "enum", "minimum", "maximum", "minLength", "required", "additionalProperties"}
     assert {keyword for part in subschemas(plan_schema()) for keyword in part} <= structure | worded
     types = {part["type"] for part in subschemas(plan_schema()) if "type" in part}
-    assert types == set(plan_shape._WANTED)
+    assert types == set(shape._WANTED)
 
 
 def test_no_two_mappings_of_the_schema_share_a_key() -> None:
-    homes = [key for key, _ in plan_shape._homes(plan_schema(), ())]
+    homes = [key for key, _ in shape._homes(plan_schema(), ())]
     assert len(homes) == len(set(homes)) == 17
 
 
@@ -825,12 +825,12 @@ def test_write_protection_is_respected(tmp_path: Path) -> None:
 
 def test_import_is_light() -> None:
     heavy = "torch", "transformers", "jsonschema"
-    code = f"import sys, tpplan.plan_file; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, tpplan.plan_files.file; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "[]\n"
 
 
 def test_no_module_hides_a_public_name() -> None:
-    code = "import tpplan.api, tpplan.plan_file; print(all(callable(getattr(tpplan, n)) for n in tpplan.__all__))"
+    code = "import tpplan.api, tpplan.plan_files.file; print(all(callable(getattr(tpplan, n)) for n in tpplan.__all__))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout == "True\n"

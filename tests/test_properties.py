@@ -21,8 +21,8 @@ from tpplan.diagnostics import Verdict
 from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, known_styles, shard, style_of, wildcard
-from tpplan.plan_document import Plan
-from tpplan.plan_file import parse_plan
+from tpplan.plan_files.document import Plan
+from tpplan.plan_files.file import parse_plan
 from tpplan.styles import STYLES
 
 quick = settings(max_examples=100, deadline=None)

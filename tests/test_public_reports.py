@@ -19,7 +19,7 @@ from tests.public_reports import NO_PLAN, NOT_TRANSFORMERS, OWN_TEST, ROWS, Righ
 from tests.subjects import subject
 from tpplan import InputError, PlanError, Report
 from tpplan.diagnostics import Severity, Verdict
-from tpplan.plan_document import ModelFacts, Plan, Target
+from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.request import facts
 
 RELEASE = importlib.metadata.version("transformers")

@@ -33,9 +33,9 @@ from tests import configs, quantized
 from tests.subjects import subject
 from tpplan import checks
 from tpplan.checks.quantization import check_quantization
+from tpplan.checks.scales import RAISES, WRONG, slice_of, spread
 from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic
-from tpplan.load import load_sharded
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
 from tpplan.model.quantization import Layout, Quantized, quantized_bytes
@@ -45,7 +45,7 @@ from tpplan.model.quantizer import dequantizes, dropped_rules, is_known, quantiz
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
 from tpplan.request import Request, open_request
-from tpplan.scales import RAISES, WRONG, slice_of, spread
+from tpplan.stages.load import load_sharded
 
 SHARED = Path(__file__).parents[2] / "shared" / "configs"
 BLOCK = {"quant_method": "fp8", "weight_block_size": [16, 16]}

@@ -17,10 +17,10 @@ from tests.test_main_job import write_safetensors
 from tpplan import PlanError, Report
 from tpplan.choices import Depth
 from tpplan.diagnostics import Status, Verdict
-from tpplan.judge import judge
 from tpplan.model.internals import internals, transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
-from tpplan.shapes import Phase, run_shapes
+from tpplan.stages.judge import judge
+from tpplan.stages.shapes import Phase, run_shapes
 
 BEFORE_5_21 = transformers_version() < (5, 21)
 BEFORE_5_23 = transformers_version() < (5, 23)

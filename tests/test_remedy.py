@@ -8,14 +8,14 @@ import pytest
 
 from tests import configs
 from tests.subjects import rules, subject
-from tpplan import planner, remedy
 from tpplan.checks.heads import dividing_sizes
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
-from tpplan.judge import judge
 from tpplan.model.internals import transformers_version
-from tpplan.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
-from tpplan.shapes import Outcome
+from tpplan.planner import remedy, repair
+from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
+from tpplan.stages.judge import judge
+from tpplan.stages.shapes import Outcome
 from tpplan.units import count, in_one_unit
 
 SUMMED = "replicated_with_grad_allreduce"
@@ -38,7 +38,7 @@ def sizes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         run.append(judged.sharding.tp_size)
         return judge(judged, *args, **kwargs)
 
-    for module in (remedy, planner):
+    for module in (remedy, repair):
         monkeypatch.setattr(module, "judge", recorded)
     return run
 
@@ -104,7 +104,7 @@ def test_a_rule_that_means_nothing_hides_no_other_mistake() -> None:
 def test_whole_experts_are_not_summed() -> None:
     """Experts taken whole where their width does not divide: the rule that sums their parts goes with them."""
     config = configs.mixtral(num_attention_heads=9, num_key_value_heads=3, head_dim=8, intermediate_size=104)
-    repaired = planner.repair(subject(config, 3))
+    repaired = repair.repair(subject(config, 3))
     assert judge(repaired.judgement.subject, Depth.NUMERICS).passed, "what runs is right at the first proposal"
     experts = {rule for rule in repaired.overrides if ".experts" in rule}
     inside = "model.layers.*.mlp.experts"

@@ -10,7 +10,7 @@ from tests import configs
 from tests.subjects import model
 from tpplan.model.repeats import first_of_each_kind, run_repeats_once
 from tpplan.model.skeleton import Sharding
-from tpplan.shapes import Outcome, run_shapes
+from tpplan.stages.shapes import Outcome, run_shapes
 
 KINDS = ["sliding_attention", "full_attention"]
 SMALL = {

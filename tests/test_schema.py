@@ -13,7 +13,7 @@ from tests.subjects import rules
 from tpplan import api
 from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic, Place, Report
-from tpplan.plan_document import ModelFacts, Plan, Target
+from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.report import as_json
 
 SUMMED = "replicated_with_grad_allreduce"

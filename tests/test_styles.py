@@ -10,7 +10,7 @@ import pytest
 from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import known_styles
-from tpplan.strategies import GATHERED, GRADIENTS_SUMMED, GRADIENTS_WHOLE
+from tpplan.planner.strategies import GATHERED, GRADIENTS_SUMMED, GRADIENTS_WHOLE
 from tpplan.styles import STYLES, UNTOUCHED, WHOLE_STYLES, Flow, style
 
 TP_SIZE = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpplan.api import check, distributed_config, plan, sizes, verify
     from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
-    from tpplan.plan_document import Plan
+    from tpplan.plan_files.document import Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,7 +35,7 @@ _HOMES = {
     "InputError": "diagnostics",
     "PlanError": "diagnostics",
     "Report": "diagnostics",
-    "Plan": "plan_document",
+    "Plan": "plan_files.document",
 }
 
 

@@ -14,8 +14,8 @@ from tpplan.model.config import load_spec
 from tpplan.model.facts import facts_of
 from tpplan.model.quantization_facts import quantization_facts
 from tpplan.model.skeleton import Sharding, build_skeleton
-from tpplan.plan_document import Plan, Target
-from tpplan.plan_file import PlanFile, read_plan
+from tpplan.plan_files.document import Plan, Target
+from tpplan.plan_files.file import PlanFile, read_plan
 from tpplan.source import Source, read_source
 
 PLAN_SUFFIXES = (".yaml", ".yml")

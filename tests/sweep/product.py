@@ -30,9 +30,9 @@ def answers(
 
 def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, numerics: Numerics) -> dict:
     from tpplan.diagnostics import InputError
-    from tpplan.judge import Depth, judge
-    from tpplan.planner import repair
+    from tpplan.planner.repair import repair
     from tpplan.request import Request, open_request
+    from tpplan.stages.judge import Depth, judge
 
     answer: dict[str, Any] = {}
     started = time.perf_counter()

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from tpplan.checks.scales import Spread, spread
 from tpplan.checks.subject import Subject
 from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic, Place
@@ -21,7 +22,6 @@ from tpplan.model.quantizer import (
     quantized_weights,
 )
 from tpplan.model.skeleton import style_of, wildcard
-from tpplan.scales import Spread, spread
 from tpplan.styles import style
 
 PACKED = ("packed_colwise", "packed_rowwise")  # gate and up in one weight, each cut by itself

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tpplan.diagnostics import Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.skeleton import Sharding, Skeleton, style_of, wildcard
-from tpplan.plan_file import PlanFile
+from tpplan.plan_files.file import PlanFile
 from tpplan.styles import Style, style
 
 

@@ -108,7 +108,7 @@ def plan(
 ) -> int:
     """Write a plan that passes, or say why none can."""
     _leave_chips_alone()
-    from tpplan import api
+    from tpplan import answers
     from tpplan.files import require_writable, write_atomically
 
     request = _request(
@@ -128,9 +128,9 @@ def plan(
         if output is not None:
             require_writable(output)
         if explain or optimize:
-            made, repaired, candidates = api.make_best_plan(request, strategy, optimize)
+            made, repaired, candidates = answers.make_best_plan(request, strategy, optimize)
         else:
-            made, repaired = api.make_plan(request, strategy)
+            made, repaired = answers.make_plan(request, strategy)
         if output is not None:
             write_atomically(output, made.to_yaml())
     except PlanError as error:
@@ -167,7 +167,8 @@ def sizes(
 ) -> int:
     """Every tp_size side by side: what runs, by which repair, bytes on a rank, whether they fit, and what it moves."""
     _leave_chips_alone()
-    from tpplan import api, tables
+    from tpplan import answers
+    from tpplan.cli import tables
     from tpplan.report import document
 
     request = _request(
@@ -181,7 +182,7 @@ def sizes(
         trust_remote_code=trust_remote_code,
     )
     try:
-        found = api.candidates_by_size(request, tuple(tp_size or ()), strategy, depth)
+        found = answers.candidates_by_size(request, tuple(tp_size or ()), strategy, depth)
     except PlanError as error:
         return show(error.report, output_format)
     if output_format is Format.JSON:
@@ -207,7 +208,8 @@ def compile(
 ) -> int:
     """Emit the DistributedConfig of a plan that passes, or of a model after its repair."""
     _leave_chips_alone()
-    from tpplan import api, compiled
+    from tpplan import answers
+    from tpplan.planner import compiled
 
     request = _request(
         what=what,
@@ -220,7 +222,7 @@ def compile(
         trust_remote_code=trust_remote_code,
     )
     try:
-        subject = api.passing_subject(request, strategy)
+        subject = answers.passing_subject(request, strategy)
     except PlanError as error:
         return show(error.report, Format.TEXT, stream="stderr")
     sys.stdout.write(compiled.as_json(subject) if language is Language.JSON else compiled.as_python(subject))

@@ -35,7 +35,7 @@ def say_repair(repaired: Any, output: str | None) -> None:
 
 def say_strategies(candidates: list, repaired: Any) -> None:
     """On stderr: what each strategy costs, and which became the plan."""
-    from tpplan import tables
+    from tpplan.cli import tables
 
     chosen = next(candidate for candidate in candidates if candidate.repair is repaired)
     write(tables.strategies_table(candidates, chosen), "stderr")

@@ -43,7 +43,7 @@ def find_checkpoint(
     """The checkpoint to launch: MODEL's directory or the hub's cache where they hold weights, else a miniature.
 
     workspace: an existing directory for the miniature. miniature: take one in any case. save: writes it and returns
-    where, `tpplan.miniature.save_miniature` if left out.
+    where, `tpplan.miniature.build.save_miniature` if left out.
 
     Raises NotLaunched for quantized weights, and where no miniature can be built.
     """
@@ -88,7 +88,7 @@ def unsharded_does_not_fit(checkpoint: Checkpoint) -> str:
 
 def _miniature(subject: Subject, directory: Path, save: SaveMiniature | None, asked: bool) -> Checkpoint:
     if save is None:
-        from tpplan.miniature import save_miniature as save
+        from tpplan.miniature.build import save_miniature as save
     try:
         saved = Path(save(subject, directory))
     except ValueError as error:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
+from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 
 if TYPE_CHECKING:
     import torch

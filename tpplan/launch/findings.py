@@ -12,9 +12,9 @@ from typing import Any
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.difference import TOLERANCES
 from tpplan.launch.worker import Phase, RankResult
 from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.stages.difference import TOLERANCES
 
 PHASES = list(Phase)
 LISTED = 4

@@ -20,7 +20,7 @@ from tpplan.launch.findings import Ended
 from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
 from tpplan.launch.torchrun import FAILURES, agent_command
 from tpplan.launch.worker import UNSHARDED, Job, Phase, RankResult, read_result
-from tpplan.shapes import example_inputs
+from tpplan.model.forward import example_inputs
 from tpplan.targets import AUTOLOAD
 
 PHASES = list(Phase)

@@ -22,9 +22,9 @@ from tpplan.launch.torchrun import tpu_environment
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
 from tpplan.request import Request, open_request, usage_error
-from tpplan.shapes import run_shapes
+from tpplan.stages.shapes import run_shapes
+from tpplan.stages.usage import Usage, measure
 from tpplan.units import gib
-from tpplan.usage import Usage, measure
 
 SEVERITIES = list(Severity)
 
@@ -53,7 +53,7 @@ def verify(
 
     request: a plan is launched as it is, a model with its repaired plan (strategy: as in `api.plan`); on CPU in
     float32 unless a dtype is asked for. miniature: launch a small model of the same structure although there are
-    weights. miniature_dir: writes it, `tpplan.miniature.save_miniature` if left out. timeout: seconds for all
+    weights. miniature_dir: writes it, `tpplan.miniature.build.save_miniature` if left out. timeout: seconds for all
     processes together. nnodes, node_rank, rdzv_endpoint: as torchrun's; call it on every host. On TPU the last two
     may be left to torch_tpu. progress: called several times a second with what runs and the part done, 0 to 1.
 
@@ -199,7 +199,7 @@ def _subject(request: Request, strategy: str) -> Subject:
         subject = open_request(request)
         dtype = request.dtype
     else:
-        from tpplan.api import passing_subject
+        from tpplan.answers import passing_subject
 
         subject, dtype = passing_subject(request, strategy), request.dtype
     if dtype or subject.device != "cpu":

@@ -173,7 +173,7 @@ def _load(job: Job, notes: _Notes, whole: bool) -> Any:
 
 
 def _logits(model: Any, inputs: Mapping[str, Any]) -> Any:
-    from tpplan.shapes import main_output
+    from tpplan.model.forward import main_output
 
     return main_output(model(**{name: tensor.to(model.device) for name, tensor in inputs.items()}))
 

@@ -28,6 +28,13 @@ class LayerState:
     other: int = 0
 
 
+def static_cache(config: Any, length: int) -> Any:
+    """An empty transformers.StaticCache for `length` tokens."""
+    from transformers import StaticCache
+
+    return StaticCache(config=config, max_cache_len=length)
+
+
 def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[Place, LayerState]:
     """The state of every layer that has one, by its place in the cache; empty where the model keeps nothing.
 

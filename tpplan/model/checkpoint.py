@@ -1,4 +1,4 @@
-"""Saving a model as a checkpoint in the layout in which such models are published."""
+"""Checkpoints: a model saved in the layout in which such models are published, and loaded sharded."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from tpplan.model.internals import internals
 from tpplan.model.quiet import quiet
+from tpplan.model.skeleton import Sharding
 
 
 def save_as_published(model: Any, directory: str | Path) -> None:
@@ -25,6 +26,16 @@ def save_as_published(model: Any, directory: str | Path) -> None:
     patterns = _transposed_where_shapes_differ(model)
     if patterns:
         _transpose(Path(directory) / "model.safetensors", patterns, model)
+
+
+def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:
+    """`from_pretrained` with the DistributedConfig of `sharding`, in float32 unless told."""
+    import torch
+    import transformers
+
+    extra.setdefault("dtype", torch.float32)
+    config = transformers.DistributedConfig(**sharding.arguments())
+    return getattr(transformers, auto_class).from_pretrained(directory, distributed_config=config, **extra)
 
 
 def _transposed_where_shapes_differ(model: Any) -> dict[str, tuple[int, int]]:

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tpplan.miniature import Miniature
-from tpplan.model.checkpoint import save_as_published
+from tpplan.miniature.build import Miniature
+from tpplan.model.checkpoint import load_sharded, save_as_published
 from tpplan.model.errors import conversion_errors, out_of_memory
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
@@ -79,16 +79,6 @@ def _why(error: Exception) -> str:
     """The loader's error in a line; where it only says that weights were not converted, the first of those instead."""
     converting = list(conversion_errors(error).values())
     return converting[0][:ERROR_LENGTH] if converting else one_line(error)
-
-
-def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:
-    """`from_pretrained` with the DistributedConfig of `sharding`, in float32 unless told."""
-    import torch
-    import transformers
-
-    extra.setdefault("dtype", torch.float32)
-    config = transformers.DistributedConfig(**sharding.arguments())
-    return getattr(transformers, auto_class).from_pretrained(directory, distributed_config=config, **extra)
 
 
 def _first_wrong(model: Any, whole: Any) -> str | None:

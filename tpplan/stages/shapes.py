@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from tpplan.model.config import ModelSpec, config_value, text_config
+from tpplan.model.config import ModelSpec
+from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.internals import internals
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
@@ -20,7 +21,6 @@ from tpplan.model.skeleton import Sharding, build_on_meta, sends_tokens, shard, 
 from tpplan.model.trail import Trail
 from tpplan.units import one_line
 
-SEQUENCE = 12
 FALLBACK_DTYPE = "bfloat16"
 
 
@@ -206,16 +206,6 @@ def where(trail: Trail, phase: Phase) -> str | None:
     return trail.last_gradient if phase is Phase.BACKWARD else trail.innermost
 
 
-def runnable(model: Any) -> Any:
-    """The module whose forward makes logits: the model, or the part that generates where its class only holds parts."""
-    import torch
-
-    if type(model).forward is not torch.nn.Module.forward:
-        return model
-    parts = [part for part in model.children() if getattr(type(part), "can_generate", lambda: False)()]
-    return parts[0] if parts else model
-
-
 class FakeWeights:
     """Weights that have a shape, a dtype and a placement, and hold no memory; tied parameters stay tied."""
 
@@ -262,34 +252,6 @@ class FakeWeights:
         new = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
         self._made[id(parameter)] = new
         return new
-
-
-def example_inputs(spec: ModelSpec, sequence: int = SEQUENCE) -> dict[str, Any]:
-    """Real inputs for one forward: token ids of shape (1, sequence) that are no special token, int64."""
-    import torch
-
-    text = text_config(spec.config)
-    vocab = config_value(text, "vocab_size") or config_value(spec.config, "vocab_size") or 2
-    special = _special_tokens(spec.config) | _special_tokens(text)
-    plain = [token for token in range(min(vocab, 4 * sequence + len(special))) if token not in special]
-    ids = torch.tensor([[plain[index % len(plain)] for index in range(sequence)]])
-    inputs = {"input_ids": ids}
-    if config_value(spec.config, "is_encoder_decoder"):
-        inputs["decoder_input_ids"] = ids.clone()
-    return inputs
-
-
-def _special_tokens(config: Any) -> set[int]:
-    named = {key: value for key, value in vars(config).items() if key.endswith(("_token_id", "_token_index"))}
-    return {token for token in named.values() if isinstance(token, int)}
-
-
-def main_output(output: Any) -> Any:
-    """The logits, or the last hidden state of a model without a head."""
-    for name in ("logits", "last_hidden_state"):
-        if getattr(output, name, None) is not None:
-            return getattr(output, name)
-    return output[0]
 
 
 def _local_sizes(model: Any) -> dict[str, int]:

@@ -6,15 +6,16 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tpplan import checks, proof
+from tpplan import checks
 from tpplan.checks.memory import bytes_per_rank, check_whole
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
 from tpplan.model.internals import versions
-from tpplan.shapes import Outcome, Phase, run_shapes
-from tpplan.stand_in import run_stand_in
+from tpplan.stages import proof
+from tpplan.stages.shapes import Outcome, Phase, run_shapes
+from tpplan.stages.stand_in import run_stand_in
 
 HEAD_CODES = ("TPP301", "TPP302")
 PHASE_CODES = {Phase.SHARDING: "TPP401", Phase.FORWARD: "TPP402", Phase.BACKWARD: "TPP403"}

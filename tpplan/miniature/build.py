@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import InputError
+from tpplan.miniature.shrink import is_tower, shrink
+from tpplan.miniature.widths import Hidden, Size, Towers
 from tpplan.model.checkpoint import save_as_published
 from tpplan.model.config import ModelSpec, text_config
 from tpplan.model.errors import out_of_memory
+from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.quiet import quiet
 from tpplan.model.repeats import first_of_each_kind
 from tpplan.model.simulation import one_thread
 from tpplan.model.skeleton import Skeleton, build_skeleton, build_whole, tie
-from tpplan.shapes import example_inputs, main_output, runnable
-from tpplan.shrink import is_tower, shrink
 from tpplan.units import one_line
-from tpplan.widths import Hidden, Size, Towers
 
 SEED = 20240229
 ENOUGH = 20_000_000  # parameters: smaller ones are not worth looking for

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tpplan.candidates import Candidate
 from tpplan.diagnostics import Memory, Verdict
+from tpplan.planner.candidates import Candidate
 from tpplan.report import VERDICT_STYLE
+from tpplan.stages.usage import Usage
 from tpplan.units import gib
-from tpplan.usage import Usage
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,12 +13,13 @@ from typing import Any
 
 from tpplan.model.cache import PARTS, LayerState, Place, read_cache
 from tpplan.model.config import ModelSpec
+from tpplan.model.forward import example_inputs, runnable
 from tpplan.model.meter import make_meter
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import Repeats, run_repeats_once
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
-from tpplan.shapes import FALLBACK_DTYPE, FakeWeights, example_inputs, runnable
+from tpplan.stages.shapes import FALLBACK_DTYPE, FakeWeights
 from tpplan.units import one_line
 
 PROMPTS = (16, 32)  # tokens, longer where a layer compresses what leaves its window

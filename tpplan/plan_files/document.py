@@ -1,6 +1,6 @@
 """The plan: what it is made for, its overrides, and what was proven; and how it is written as YAML.
 
-`plan_file` reads plans. What `Plan.to_yaml` writes reads back as an equal plan.
+`file` reads plans. What `Plan.to_yaml` writes reads back as an equal plan.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The plan that `data` describes.
 
-        data: in the shape of plan.schema.json; `plan_file` checks that, this does not.
+        data: in the shape of plan.schema.json; `file` checks that, this does not.
         """
         proven = data.get("proven")
         return cls(

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
-from tpplan.miniature import Miniature
+from tpplan.miniature.build import Miniature
+from tpplan.model.cache import static_cache
 from tpplan.model.config import config_value
 from tpplan.model.errors import out_of_memory
+from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.quiet import quiet
 from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.model.skeleton import Sharding
 from tpplan.model.trail import Trail
-from tpplan.shapes import example_inputs, main_output, runnable
+from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.units import one_line
 
 TOLERANCE = TOLERANCES["float32"]
@@ -256,15 +257,13 @@ def _joined(ranks: list[Any], whole: Any) -> list[Any] | None:
 
 def _decode(model: Any, inputs: dict[str, Any], part: Part) -> Any:
     """Logits of one token after a prefill of PREFILL tokens, through the cache."""
-    from transformers import StaticCache
-
     model = runnable(model)
     ids = inputs["input_ids"]
     extra = {}
     if config_value(model.config, "is_encoder_decoder"):
         raise ValueError("encoder-decoder models keep their cache elsewhere")
     if part is Part.STATIC_CACHE:
-        extra["past_key_values"] = StaticCache(config=model.config, max_cache_len=PREFILL + 4)
+        extra["past_key_values"] = static_cache(model.config, PREFILL + 4)
     first = model(input_ids=ids[:, :PREFILL], use_cache=True, **extra)
     return main_output(model(input_ids=ids[:, PREFILL : PREFILL + 1], past_key_values=first.past_key_values))
 

@@ -10,11 +10,11 @@ from tpplan.checks.experts import experts_divide
 from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
 from tpplan.choices import Strategy
-from tpplan.judge import HEAD_CODES, Judgement
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.numerics import GradientFault, Kind
-from tpplan.shapes import Phase
-from tpplan.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
+from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
+from tpplan.stages.judge import HEAD_CODES, Judgement
+from tpplan.stages.numerics import GradientFault, Kind
+from tpplan.stages.shapes import Phase
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
 SUMS_EXPERTS = "moe_tp_experts"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report
-from tpplan.judge import Judgement
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.skeleton import Sharding
+from tpplan.stages.judge import Judgement
+from tpplan.stages.usage import Usage, measure
 from tpplan.targets import resolve
 from tpplan.units import gib
-from tpplan.usage import Usage, measure
 
 LONGEST = 4096  # tokens, where the caller names no length and the model takes as many
 

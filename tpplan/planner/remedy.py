@@ -12,10 +12,10 @@ from tpplan.checks.heads import dividing_sizes
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
-from tpplan.judge import Judgement, judge
 from tpplan.model.skeleton import Sharding
-from tpplan.planner import Repair, repair
-from tpplan.proposals import Attempt
+from tpplan.planner.proposals import Attempt
+from tpplan.planner.repair import Repair, repair
+from tpplan.stages.judge import Judgement, judge
 
 REPAIRABLE = frozenset(
     {"TPP301", "TPP302", "TPP332", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}

@@ -10,10 +10,10 @@ from functools import cached_property
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place, Stage, Status
-from tpplan.load import Load, run_load
-from tpplan.miniature import Miniature, make_miniature
+from tpplan.miniature.build import Miniature, make_miniature
 from tpplan.model.skeleton import wildcard
-from tpplan.numerics import TOLERANCE, GradientFault, Kind, Numerics, WrongLogits, run_numerics
+from tpplan.stages.load import Load, run_load
+from tpplan.stages.numerics import TOLERANCE, GradientFault, Kind, Numerics, WrongLogits, run_numerics
 
 
 class Bench:

@@ -13,14 +13,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from tpplan.miniature import Miniature
+from tpplan.miniature.build import Miniature
 from tpplan.model.errors import out_of_memory
+from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
-from tpplan.shapes import Outcome, Phase, Stop, example_inputs, main_output, runnable, where
+from tpplan.stages.shapes import Outcome, Phase, Stop, where
 from tpplan.units import one_line
 
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Optimize, Strategy
-from tpplan.costs import Costs, costs_of, whole_usage, with_costs
 from tpplan.diagnostics import Report, Verdict
-from tpplan.judge import judge
-from tpplan.planner import Repair, repair
-from tpplan.proof import Bench
+from tpplan.planner.costs import Costs, costs_of, whole_usage, with_costs
+from tpplan.planner.repair import Repair, repair
+from tpplan.stages.judge import judge
+from tpplan.stages.proof import Bench
+from tpplan.stages.usage import Usage
 from tpplan.targets import resolve
-from tpplan.usage import Usage
 
 UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tpplan.miniature.widths import HIDDEN, ROTATED, Hidden, Size, Towers, Widths, is_count, smaller
 from tpplan.model.config import config_value
-from tpplan.widths import HIDDEN, ROTATED, Hidden, Size, Towers, Widths, is_count, smaller
 
 LAYER_COUNTS = (
     "num_hidden_layers",

@@ -1,6 +1,6 @@
 """Plan files: the plan in a file and the place of each of its parts, or every mistake in it with line and column.
 
-`plan_yaml` reads the text and `plan_shape` judges what it says; here the file is read and the two are put together.
+`text` reads the text and `shape` judges what it says; here the file is read and the two are put together.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
-from tpplan.plan_document import Plan
-from tpplan.plan_shape import all_mistakes
-from tpplan.plan_yaml import Keys, Position, end_of, place_of, read_yaml
+from tpplan.plan_files.document import Plan
+from tpplan.plan_files.shape import all_mistakes
+from tpplan.plan_files.text import Keys, Position, end_of, place_of, read_yaml
 
 MAX_BYTES = 1 << 20
 

@@ -14,8 +14,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tpplan.diagnostics import Diagnostic
-from tpplan.plan_document import plan_schema
-from tpplan.plan_yaml import INTEGER, Document, Keys, bare, cut, kind_of, name_of, place_of, shown
+from tpplan.plan_files.document import plan_schema
+from tpplan.plan_files.text import INTEGER, Document, Keys, bare, cut, kind_of, name_of, place_of, shown
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError

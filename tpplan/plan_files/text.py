@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import yaml
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
-from tpplan.plan_document import MAX_DEPTH, MAX_DIGITS
+from tpplan.plan_files.document import MAX_DEPTH, MAX_DIGITS
 
 MAX_NODES = 50_000
 

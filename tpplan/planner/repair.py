@@ -9,11 +9,11 @@ from tpplan.checks.memory import WORTH_SAYING
 from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Strategy
 from tpplan.diagnostics import Diagnostic, Report
-from tpplan.judge import Judgement, judge
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.proof import Bench
-from tpplan.proposals import Attempt, propose, share_experts
-from tpplan.strategies import GRADIENTS_WHOLE
+from tpplan.planner.proposals import Attempt, propose, share_experts
+from tpplan.planner.strategies import GRADIENTS_WHOLE
+from tpplan.stages.judge import Judgement, judge
+from tpplan.stages.proof import Bench
 
 MAX_ATTEMPTS = 12
 

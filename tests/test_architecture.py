@@ -1,0 +1,50 @@
+"""The shape of the package: imports go one way, and Transformers is reached through one door."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import tpplan
+
+ROOT = Path(tpplan.__file__).parent
+
+
+def imports(file: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "tpplan":
+            yield from (f"tpplan.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_no_part_imports_one_above_it() -> None:
+    """The parts are the packages and modules directly under tpplan; a cycle among them is a CycleError."""
+    above: dict[str, set[str]] = {}
+    for file in ROOT.rglob("*.py"):
+        part = file.relative_to(ROOT).parts[0].removesuffix(".py")
+        if not part.startswith("__"):
+            ours = {name.split(".")[1] for name in imports(file) if name.startswith("tpplan.")}
+            above.setdefault(part, set()).update(ours - {part, "__version__"})
+    order = list(TopologicalSorter(above).static_order())
+    assert len(order) > 20 and order.index("cli") > order.index("api") > order.index("planner") > order.index("model")
+    assert not any("cli" in below for below in above.values()), "nothing imports the command line"
+
+
+def test_only_the_door_imports_transformers() -> None:
+    """Besides it: the call that returns a DistributedConfig, and the programs of children (a rank, an import tried)."""
+    importers = {
+        str(file.relative_to(ROOT))
+        for file in ROOT.rglob("*.py")
+        if any(name.split(".")[0] == "transformers" for name in imports(file))
+    }
+    assert {name for name in importers if not name.startswith("model/")} == {
+        "api.py",
+        "doctor/imports.py",
+        "launch/worker.py",
+    }

@@ -1,0 +1,1 @@
+"""Plan files: YAML read with the place of each part, checked, and written."""
