@@ -29,6 +29,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tpplan
 from tests import configs, quantized
 from tests.subjects import subject
 from tpplan import checks
@@ -36,6 +37,7 @@ from tpplan.checks.quantization import check_quantization
 from tpplan.checks.scales import RAISES, WRONG, slice_of, spread
 from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic
+from tpplan.model.checkpoint import load_sharded
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
 from tpplan.model.quantization import Layout, Quantized, quantized_bytes
@@ -44,8 +46,8 @@ from tpplan.model.quantization_facts import quantization_facts
 from tpplan.model.quantizer import dequantizes, dropped_rules, is_known, quantized_weights
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
+from tpplan.planner.strategies import GRADIENTS_SUMMED
 from tpplan.request import Request, open_request
-from tpplan.stages.load import load_sharded
 
 SHARED = Path(__file__).parents[2] / "shared" / "configs"
 BLOCK = {"quant_method": "fp8", "weight_block_size": [16, 16]}
@@ -159,16 +161,42 @@ def test_fp8_loads_as_told(tmp_path: Path, config: configs.Config, tp_size: int)
         assert named == set(wrong)
 
 
-def load_ranks(directory: Path, whole: dict, tp_size: int) -> tuple[list[int], set[str]]:
+@pytest.mark.parametrize(
+    ("config", "tp_size", "ep_size", "whole_modules"),
+    [
+        (llama(intermediate_size=48), 2, None, {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}),
+        (moe(moe_intermediate_size=48), 2, 2, set()),
+        (moe(moe_intermediate_size=96), 4, 4, set()),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else None,
+)
+def test_a_plan_keeps_cut_blocks_whole(
+    tmp_path: Path, config: configs.Config, tp_size: int, ep_size: int | None, whole_modules: set[str]
+) -> None:
+    """And the real loader then gives every rank its own slice of every weight."""
+    whole = quantized.fp8_checkpoint(tmp_path, config, 16)
+    assert load_ranks(tmp_path, whole, tp_size) != ([], set()), "the model's own plan is wrong"
+    plan = tpplan.plan(str(tmp_path), tp_size)
+    assert plan.overrides == {f"model.layers.*.{name}": GRADIENTS_SUMMED for name in whole_modules}
+    assert plan.target.ep_size == ep_size
+    assert load_ranks(tmp_path, whole, tp_size, plan.overrides, plan.target.ep_size) == ([], set())
+    fixes = {found.fix for found in tpplan.check(str(tmp_path), tp_size).diagnostics if found.code == "TPP332"}
+    assert fixes and all(f"tpplan plan {tmp_path} --tp-size {tp_size} writes a plan" in fix for fix in fixes)
+
+
+def load_ranks(
+    directory: Path, whole: dict, tp_size: int, overrides: dict[str, str] | None = None, ep_size: int | None = None
+) -> tuple[list[int], set[str]]:
     """(ranks that raise, parameters that are another slice than that of the dequantized weights)."""
     import torch
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     raising, wrong = [], set()
+    sharding = Sharding(tp_size=tp_size, overrides=overrides or {}, ep_size=ep_size)
     for rank in range(tp_size):
         with fake_rank(rank, tp_size):
             try:
-                model = load_sharded("AutoModelForCausalLM", str(directory), Sharding(tp_size=tp_size))
+                model = load_sharded("AutoModelForCausalLM", str(directory), sharding)
             except Exception:
                 raising.append(rank)
                 continue

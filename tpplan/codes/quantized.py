@@ -25,8 +25,9 @@ QUANTIZED: dict[str, Code] = {
         "On cpu and TPU, FP8 weights are dequantized while they load. Transformers slices the scales of a weight by the "
         "weight's own style and gives each scale of a rank an equal part of the rank's slice. Unless the slice is a "
         "whole number of blocks, elements get the scale of another block, and nothing raises; a rank that is left "
-        "without a scale raises. Use a tp_size whose slices are whole blocks, keep these weights whole by an override, "
-        "or dequantize the checkpoint once and save it.",
+        "without a scale raises. Use a tp_size whose slices are whole blocks, or what `tpplan plan` writes: experts "
+        "sharded by ep_size, so that each stays whole, and other weights kept whole by an override. Or dequantize the "
+        "checkpoint once and save it.",
     ),
     "TPP333": error(
         "quantization-not-shardable",

@@ -10,7 +10,7 @@ from tpplan.checks.experts import experts_divide
 from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
 from tpplan.choices import Strategy
-from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.model.skeleton import known_styles, style_of, wildcard
 from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
 from tpplan.stages.judge import HEAD_CODES, Judgement
 from tpplan.stages.numerics import GradientFault, Kind
@@ -51,6 +51,10 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     if unreached:
         yield from _for_block(subject, strategy, unreached[0], "its heads do not divide")
         return
+    cut = [d.where.parameter for d in judgement.diagnostics if d.code == "TPP332" and d.where.parameter]
+    if cut:
+        yield from _whole_blocks(subject, cut[0])
+        return
     if proven and proven.load and proven.load.failed:
         yield from share_experts(subject, "loading it sharded fails")
         yield from _experts_whole(subject)
@@ -73,6 +77,14 @@ def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
     plan = {rule: style for rule, style in subject.skeleton.expert_plan.items() if rule in subject.skeleton.rules}
     if plan and experts_divide(subject, subject.sharding.tp_size):
         yield Attempt(block=min(plan, key=len), reason=reason, ep_size=subject.sharding.tp_size)
+
+
+def _whole_blocks(subject: Subject, parameter: str) -> Iterator[Attempt]:
+    """For a weight cut inside blocks that share a scale: whole experts on each rank, else the weight's block whole."""
+    reason = "tp_size cuts blocks that share a scale"
+    if style_of(parameter, subject.skeleton.expert_plan, is_parameter=True):
+        yield from share_experts(subject, reason)
+    yield from _for_block(subject, Strategy.REPLICATE, parameter.rpartition(".")[0], reason)
 
 
 def _for_block(subject: Subject, strategy: Strategy, module: str, reason: str) -> Iterator[Attempt]:
