@@ -111,6 +111,26 @@ def test_whole_experts_are_not_summed() -> None:
     assert experts == {inside, f"{inside}.gate_up_proj", f"{inside}.down_proj"}
 
 
+@pytest.mark.skipif(transformers_version() < (5, 24), reason="hrm_text came with 5.24")
+def test_weights_that_the_loader_cuts_wrongly_are_kept_whole() -> None:
+    """hrm_text's q, k, v and gate are one tensor in the checkpoint, which the loader cuts before it takes them apart."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "hidden_size": 64}
+    config = {**configs.default("hrm_text"), **heads, "intermediate_size": 96, "vocab_size": 96}
+    judged = subject({**config, "num_hidden_layers": 8, "num_layers_per_stack": 1, "dtype": "float32"}, 2)
+    assert codes(judge(judged, Depth.NUMERICS).report()) == ["TPP506"]
+    repaired = repair.repair(judged, depth=Depth.NUMERICS)
+    assert repaired.judgement.passed and set(repaired.overrides.values()) == {SUMMED}
+    blocks = {rule.rpartition(".")[0] for rule in repaired.overrides}
+    assert blocks == {f"model.{s}_module.layers.*.{block}" for s in "HL" for block in ("self_attn", "mlp")}
+
+
+def test_no_repair_is_said_only_of_what_a_repair_may_mend() -> None:
+    """The heads are mended; that Transformers does not have the quantization method is no fault of the plan."""
+    unknown = configs.llama(quantization_config={"quant_method": "unheard-of"})
+    repaired = repair.repair(subject(unknown, 4))
+    assert repaired.overrides and [error.code for error in repaired.report().errors] == ["TPP331"]
+
+
 def test_sizes_of_one_line_have_one_unit() -> None:
     assert in_one_unit(3 * 2**30, 2**20, 0) == ["3.00 GiB", "under 0.01 GiB", "0.00 GiB"]
     assert in_one_unit(300 * 2**10, 2**10) == ["300.00 KiB", "1.00 KiB"]

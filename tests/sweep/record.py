@@ -70,7 +70,7 @@ def _questions(tp_sizes: list[int], answers: dict[int, dict]) -> Iterator[tuple]
 
 def _is_a_plan(repair: dict) -> bool:
     """Whether the repair ended in another plan than the model's own, that has not failed."""
-    return bool(repair.get("overrides") or repair.get("ep_size")) and repair["verdict"] in ("pass", "incomplete")
+    return bool(repair.get("overrides") or repair.get("ep_size")) and _structure(repair) in ("pass", "incomplete")
 
 
 def _ask(file: Path, auto_class: str | None, questions: list[tuple], purpose: str) -> Iterator[dict]:

@@ -17,6 +17,10 @@ from tpplan.stages.numerics import GradientFault, Kind
 from tpplan.stages.shapes import Phase
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
+# What a proposal may mend.
+REPAIRABLE = frozenset(
+    {"TPP301", "TPP302", "TPP332", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
+)
 SUMS_EXPERTS = "moe_tp_experts"
 
 
@@ -58,6 +62,9 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     if proven and proven.load and proven.load.failed:
         yield from share_experts(subject, "loading it sharded fails")
         yield from _experts_whole(subject)
+        if proven.load.wrong:
+            module = proven.load.wrong[1].rpartition(".")[0]
+            yield from _for_block(subject, Strategy.REPLICATE, module, "loading it sharded gives other weights")
         return
     numerics = proven.numerics if proven else None
     if numerics and numerics.raised_in:

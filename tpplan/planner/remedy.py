@@ -13,13 +13,10 @@ from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
 from tpplan.model.skeleton import Sharding
-from tpplan.planner.proposals import Attempt
+from tpplan.planner.proposals import REPAIRABLE, Attempt
 from tpplan.planner.repair import Repair, repair
 from tpplan.stages.judge import Judgement, judge
 
-REPAIRABLE = frozenset(
-    {"TPP301", "TPP302", "TPP332", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
-)
 EXPERT_CODES = frozenset({"TPP310", "TPP311"})
 MAX_SIZES = 4
 # Running as one of so many ranks costs time in their number, and a repair is a run for each proposal: above this only

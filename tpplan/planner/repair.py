@@ -10,7 +10,7 @@ from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Strategy
 from tpplan.diagnostics import Diagnostic, Report
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.planner.proposals import Attempt, propose, share_experts
+from tpplan.planner.proposals import REPAIRABLE, Attempt, propose, share_experts
 from tpplan.planner.strategies import GRADIENTS_WHOLE
 from tpplan.stages.judge import Judgement, judge
 from tpplan.stages.proof import Bench
@@ -38,10 +38,10 @@ class Repair:
         return dict(sorted(self.judgement.subject.sharding.overrides.items()))
 
     def report(self) -> Report:
-        """The report of the last judgement, with TPP405 where repairs were tried and none passed."""
+        """The report of the last judgement, with TPP405 where repairs were tried and what one may mend is left."""
         report = self.judgement.report()
         tried = [attempt.block or "the model" for attempt in (*self.attempts, *self.refused)]
-        if self.judgement.passed or not tried:
+        if not tried or not any(error.code in REPAIRABLE for error in report.errors):
             return report
         lacking = ""
         if self.judgement.subject.training and GRADIENTS_WHOLE not in known_styles():
@@ -134,7 +134,7 @@ def _failure(judgement: Judgement) -> Hashable:
         return ("shapes", stop.phase, wildcard(stop.module or ""))
     proven = judgement.proof
     if proven and proven.load and proven.load.failed:
-        return ("load",)
+        return ("load", proven.load.wrong and wildcard(proven.load.wrong[1]))
     if proven and proven.numerics:
         numerics = proven.numerics
         modules = tuple(wildcard(difference.module or "") for difference in numerics.differences)
