@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -141,7 +142,10 @@ class Oracle:
             return Run(status=Status.RAISES, phase="sharding", error=_words(error)), True
         held, _ = _measure(model)
         even = _is_even(model)
-        return replace(self._run(model), share=round(held * tp_size / self._elements, 4)), even
+        run = replace(self._run(model), share=round(held * tp_size / self._elements, 4))
+        if run.status is Status.RAISES and ep_size and _exchanges_tokens(model, run.module or ""):
+            run = replace(run, status=Status.UNSUPPORTED)
+        return run, even
 
     def _run(self, model: Any) -> Run:
         import torch
@@ -227,6 +231,12 @@ def _measure(model: Any) -> tuple[int, str]:
         if name not in tied
     ]
     return sum(sizes), type(model).__name__
+
+
+def _exchanges_tokens(model: Any, module: str) -> bool:
+    """Whether `module` is experts that get their tokens from other ranks: the fake ones send none."""
+    style = (model.ep_plan or {}).get(re.sub(r"\.\d+(?=\.|$)", ".*", module))
+    return style == "ep_dispatch_experts"
 
 
 def _callable(model: Any) -> Any:
