@@ -205,6 +205,13 @@ def gpt_neox(**changes: Any) -> Config:
     return _small("gpt_neox", hidden_size=48, num_attention_heads=6) | changes
 
 
+def falcon(**changes: Any) -> Config:
+    """No rule at all, one fused projection, and an MLP whose output the attention's is added to in place."""
+    sizes = {"ffn_hidden_size": 128, "num_attention_heads": 4, "num_kv_heads": 2, "pad_token_id": 0}
+    kind = {"new_decoder_architecture": True, "parallel_attn": True, "bias": False}
+    return _small("falcon", **sizes, **kind) | changes
+
+
 def llava(**changes: Any) -> Config:
     """`llama` inside a multimodal wrapper, next to a vision tower."""
     vision = {

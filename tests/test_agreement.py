@@ -40,6 +40,7 @@ def _case(name: str, config: configs.Config, tp_size: int, overrides: dict, *exp
 RIGHT = ("passed", "passed", "passed")
 WRONG_NUMBERS = ("passed", "failed", "failed")
 RAISES = ("failed", "not-run", "failed")
+MLP_OF_FALCON = {"transformer.h.*.mlp.dense_h_to_4h": "colwise", "transformer.h.*.mlp.dense_4h_to_h": "rowwise"}
 LLAMA = configs.llama(num_attention_heads=8, num_key_value_heads=2)
 CASES = [
     _case("llama", configs.llama(), 2, {}, *RIGHT),
@@ -81,6 +82,7 @@ CASES = [
     _case("tied clash", configs.qwen3(tie_word_embeddings=True), 2, {"lm_head": "replicate"}, *RAISES),
     _case("fused", configs.phi3(), 4, {}, *RIGHT),
     _case("converted experts", configs.sarvam_moe(), 2, {}, *WRONG_NUMBERS),
+    _case("added in place", configs.falcon(), 2, MLP_OF_FALCON, *RIGHT),
 ]
 
 

@@ -301,6 +301,15 @@ class TestPlan:
         assert main(["check", str(file)]) == 0
         assert main(["check", str(file), "--tp-size", "2"]) == 2
 
+    def test_a_bound_that_is_infinite_is_no_fact(self, tmp_path: Path) -> None:
+        """As in configs of Mamba: JSON has no such number, Python's reads and writes it, and a plan file has none."""
+        model = configs.write(tmp_path / "model", configs.llama(time_step_limit=[0.0, float("inf")]))
+        assert "Infinity" in (tmp_path / "model" / "config.json").read_text()
+        file = tmp_path / "plan.yaml"
+        assert main(["plan", model, "--tp-size", "2", "-o", str(file)]) == 0
+        assert "time_step" not in file.read_text()
+        assert main(["check", str(file), "--model", model, "--depth", "static"]) == 0
+
     @needs_replicate
     def test_training_replicates_with_whole_gradients(self) -> None:
         assert planned("glm4_9b", 4, purpose="training").overrides == rules("qkvo", "replicate")

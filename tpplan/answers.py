@@ -27,9 +27,9 @@ def check_request(request: Request, depth: str) -> Report:
     return with_memory(with_fixes(judgement), judgement)
 
 
-def plan_request(request: Request, strategy: str) -> Plan:
+def plan_request(request: Request, strategy: str, extend: bool) -> Plan:
     """The plan for `request`, made in this process."""
-    return make_plan(request, strategy)[0]
+    return make_plan(request, strategy, extend)[0]
 
 
 def passing_arguments(request: Request, strategy: str) -> dict:
@@ -50,14 +50,19 @@ def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
     return judgement.subject
 
 
-def make_plan(request: Request, strategy: str = "replicate") -> tuple[Plan, Repair]:
-    """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes."""
+def make_plan(request: Request, strategy: str = "replicate", extend: bool = False) -> tuple[Plan, Repair]:
+    """The plan for the request's model, and the repair that made it. Raises PlanError when nothing passes.
+
+    extend: also find rules for what the plan leaves whole.
+    """
     _check_name(request)
-    repaired = _repair(request, strategy)
+    repaired = _repair(request, strategy, extend)
     return _plan_of(request, repaired), repaired
 
 
-def make_best_plan(request: Request, strategy: str, optimize: str | None) -> tuple[Plan, Repair, list[Candidate]]:
+def make_best_plan(
+    request: Request, strategy: str, optimize: str | None, extend: bool = False
+) -> tuple[Plan, Repair, list[Candidate]]:
     """As `make_plan`, with every strategy tried and its costs measured.
 
     optimize: which of those that pass becomes the plan; None: the one that `strategy` names. Raises PlanError.
@@ -65,7 +70,7 @@ def make_best_plan(request: Request, strategy: str, optimize: str | None) -> tup
     from tpplan.planner.candidates import all_strategies, best
 
     _check_name(request)
-    candidates = all_strategies(_open_model(request, strategy))
+    candidates = all_strategies(_open_model(request, strategy), extend=extend)
     if optimize:
         chosen = best(candidates, Optimize(optimize))
     else:
@@ -131,10 +136,16 @@ def _plan_of(request: Request, repaired: Repair) -> Plan:
     )
 
 
-def _repair(request: Request, strategy: str) -> Repair:
+def _repair(request: Request, strategy: str, extend: bool = False) -> Repair:
+    from tpplan.planner.extend import extended
     from tpplan.planner.repair import repair
+    from tpplan.stages.proof import Bench
 
-    repaired = repair(_open_model(request, strategy), Strategy(strategy), Depth.NUMERICS)
+    subject = _open_model(request, strategy)
+    bench = Bench(subject)
+    repaired = repair(subject, Strategy(strategy), Depth.NUMERICS, bench=bench)
+    if extend:
+        repaired = extended(repaired, Depth.NUMERICS, bench)
     if repaired.judgement.passed:
         return repaired
     raise PlanError(repaired.report())

@@ -51,12 +51,14 @@ def plan(
     tp_size: int,
     *,
     strategy: str = "replicate",
+    extend: bool = False,
     name: str | None = None,
     **options: Unpack[Options],
 ) -> Plan:
     """A plan for `model` at `tp_size` that passes every stage, with no override where none is needed.
 
-    strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. name: what the plan calls the
+    strategy: what happens to a block that cannot be sharded, `replicate` or `gather`. extend: also find rules for the
+    layers that the model's own plan leaves whole. name: what the plan calls the
     model, for example its hub id when `model` is a copy on disk. options: see `tpplan.choices.Options`.
 
     Raises PlanError when no plan passes; its report has the last evidence. Raises InputError as `check` does.
@@ -65,8 +67,8 @@ def plan(
 
     request = Request(what=model, name=name, tp_size=tp_size, **options)
     if _group_is_taken():
-        return call_in_child("plan_request", request, strategy)
-    return answers.plan_request(request, strategy)
+        return call_in_child("plan_request", request, strategy, extend)
+    return answers.plan_request(request, strategy, extend)
 
 
 def distributed_config(

@@ -62,12 +62,12 @@ def _held(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[tuple[st
 
 
 def _fix(subject: Subject, largest: str) -> str:
-    """Only where the model's own expert plan covers what is largest; other rules are the author's to find."""
+    """The model's own expert plan where it covers what is largest, else rules where it has none yet."""
     experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
     tp_size = subject.sharding.tp_size
-    if not experts or subject.sharding.ep_size or subject.training or not experts_divide(subject, tp_size):
+    command = f"tpplan plan {subject.spec.source.name} --tp-size {tp_size}"
+    if experts and not subject.sharding.ep_size and not subject.training and experts_divide(subject, tp_size):
+        return f"{command} tries the model's expert plan (ep_size {tp_size}) and keeps it if it passes"
+    if largest.rpartition(".")[0] in subject.plan or subject.sharding.ep_size:
         return ""
-    return (
-        f"tpplan plan {subject.spec.source.name} --tp-size {tp_size} tries the model's expert plan "
-        f"(ep_size {tp_size}) and keeps it if it passes"
-    )
+    return f"{command} --extend tries rules for what none shards, and keeps those that pass"

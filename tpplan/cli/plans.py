@@ -86,6 +86,9 @@ def plan(
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Write the plan here, not to stdout.")
     ] = None,
     strategy: StrategyOption = Strategy.REPLICATE,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="Also find rules for the layers that the model's own plan leaves whole.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", help="Try every strategy, and show on stderr what each costs.")
     ] = False,
@@ -128,9 +131,9 @@ def plan(
         if output is not None:
             require_writable(output)
         if explain or optimize:
-            made, repaired, candidates = answers.make_best_plan(request, strategy, optimize)
+            made, repaired, candidates = answers.make_best_plan(request, strategy, optimize, extend)
         else:
-            made, repaired = answers.make_plan(request, strategy)
+            made, repaired = answers.make_plan(request, strategy, extend)
         if output is not None:
             write_atomically(output, made.to_yaml())
     except PlanError as error:

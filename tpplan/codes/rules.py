@@ -27,8 +27,9 @@ RULES: dict[str, Code] = {
     "TPP205": error(
         "no-tp-plan",
         "the model class has no tensor-parallel plan",
-        "Transformers raises when tp_size is above 1 and the model has no rules. Three ways to give it some: "
-        "`overrides` in a plan file, `base_model_tp_plan` on the config class, `_tp_plan` on the model class.",
+        "Transformers raises when tp_size is above 1 and the model has no rules. `tpplan plan --extend` tries rules for its "
+        "linear layers and embeddings and writes those that pass. Other ways to give it some: `overrides` in a plan file, "
+        "`base_model_tp_plan` on the config class, `_tp_plan` on the model class.",
     ),
     "TPP206": error(
         "key-value-alone",

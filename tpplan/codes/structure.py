@@ -32,8 +32,8 @@ STRUCTURE: dict[str, Code] = {
     "TPP305": warning(
         "mostly-whole",
         "the plan leaves most of the model whole on every rank",
-        "Every rank holds these parameters whole, so adding ranks does not save their memory. Rules for them can be "
-        "added as overrides; `bytes_per_rank` shows what a plan achieves against the ideal share.",
+        "Every rank holds these parameters whole, so adding ranks does not save their memory. `tpplan plan "
+        "--extend` tries rules for them and keeps those that pass; `bytes_per_rank` shows what a plan achieves against the ideal share.",
     ),
     "TPP306": note(
         "quantization-not-judged",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,8 +40,15 @@ def _keep_structural(values: dict) -> dict:
     return {
         key: _keep_structural(value) if isinstance(value, dict) else value
         for key, value in values.items()
-        if key not in INCIDENTAL_FIELDS and not key.endswith(("_token_id", "_token_index"))
+        if key not in INCIDENTAL_FIELDS and not key.endswith(("_token_id", "_token_index")) and _is_finite(value)
     }
+
+
+def _is_finite(value: Any) -> bool:
+    """False for a bound that binds nothing, as time_step_limit = [0, Infinity]: JSON and plan files have no such number."""
+    if isinstance(value, list):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterable[str]:

@@ -50,6 +50,7 @@ PROBES: dict[str, tuple[str, tuple[str, ...]]] = {
     "LocalTensor": ("LocalTensor", ("torch.distributed._local_tensor",)),
     "LocalIntNode": ("LocalIntNode", ("torch.distributed._local_tensor",)),
     "LocalTensorMode": ("LocalTensorMode", ("torch.distributed._local_tensor",)),
+    "local_tensor_mode": ("local_tensor_mode", ("torch.distributed._local_tensor",)),
     "FakeTensorMode": ("FakeTensorMode", ("torch._subclasses.fake_tensor",)),
     "DataDependentOutput": ("DataDependentOutputException", ("torch._subclasses.fake_tensor",)),
     "DynamicOutputShape": ("DynamicOutputShapeException", ("torch._subclasses.fake_tensor",)),

@@ -27,7 +27,31 @@ def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
             model = shard(model, sharding)
             fill(model, whole)
             tie(model)
+            _hidden_states_of_each_rank(model)
             yield model.eval()
+
+
+@contextmanager
+def on_one_device() -> Iterator[None]:
+    """Within `simulated`: what runs here runs once, as it does without ranks."""
+    with internals().local_tensor_mode().disable():
+        yield
+
+
+def _hidden_states_of_each_rank(model: Any) -> None:
+    """Give every rank hidden states of its own from the embeddings on.
+
+    The simulator keeps one tensor for all ranks where none was cut yet. What the model's code then adds in place, rank
+    by rank, it would add to that one tensor tp_size times.
+    """
+    import torch
+
+    def own(_: Any, __: Any, output: Any) -> Any:
+        return output + torch.zeros((), dtype=output.dtype) if type(output) is torch.Tensor else output
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            module.register_forward_hook(own)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Optimize, Strategy
 from tpplan.diagnostics import Report, Verdict
 from tpplan.planner.costs import Costs, costs_of, whole_usage, with_costs
+from tpplan.planner.extend import extended
 from tpplan.planner.repair import Repair, repair
 from tpplan.stages.judge import judge
 from tpplan.stages.proof import Bench
@@ -64,13 +65,17 @@ def all_sizes(
     return [_candidate(repair(subject.at(size), strategy, depth), whole) for size in sizes]
 
 
-def all_strategies(subject: Subject, depth: Depth = Depth.NUMERICS) -> list[Candidate]:
-    """A candidate for each strategy that leads to another plan; one alone where the model needs no override."""
+def all_strategies(subject: Subject, depth: Depth = Depth.NUMERICS, *, extend: bool = False) -> list[Candidate]:
+    """A candidate for each strategy that leads to another plan; one alone where the model needs no override.
+
+    extend: with rules for what the plan of a strategy leaves whole.
+    """
     whole, bench = whole_usage(subject), Bench(subject)
     own = judge(subject, depth, bench=bench)
     candidates: list[Candidate] = []
     for strategy in Strategy:
         made = repair(subject, strategy, depth, first=own, bench=bench)
+        made = extended(made, depth, bench) if extend else made
         if made.overrides not in [other.repair.overrides for other in candidates]:
             candidates.append(_candidate(made, whole))
     return candidates

@@ -92,7 +92,7 @@ def _first_that_helps(
 ) -> tuple[Attempt, Judgement] | None:
     """The first proposal after which it passes or fails in a way that was not seen yet; the others go to `refused`."""
     for attempt in propose(judgement, strategy):
-        tried = judge(_changed(judgement.subject, attempt), depth, bench=bench)
+        tried = judge(changed(judgement.subject, attempt), depth, bench=bench)
         if tried.passed or _failure(tried) not in seen:
             return attempt, tried
         refused.append(attempt)
@@ -105,7 +105,7 @@ def _with_experts_shared(judgement: Judgement, depth: Depth, bench: Bench) -> tu
     if share is None or share.parameters <= WORTH_SAYING * share.ideal:
         return None, judgement
     for attempt in share_experts(judgement.subject, "its experts stay whole on every rank"):
-        tried = judge(_changed(judgement.subject, attempt), depth, bench=bench)
+        tried = judge(changed(judgement.subject, attempt), depth, bench=bench)
         if tried.passed and tried.share and tried.share.parameters < share.parameters:
             return attempt, tried
     return None, judgement
@@ -117,7 +117,8 @@ def _available(strategy: Strategy, subject: Subject) -> Strategy:
     return strategy
 
 
-def _changed(subject: Subject, attempt: Attempt) -> Subject:
+def changed(subject: Subject, attempt: Attempt) -> Subject:
+    """The subject with the attempt's overrides over its own, and its ep_size."""
     sharding = subject.sharding
     overrides = {**sharding.overrides, **attempt.overrides}
     return replace(

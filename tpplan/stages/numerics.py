@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -19,7 +20,7 @@ from tpplan.model.config import config_value
 from tpplan.model.errors import out_of_memory
 from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.quiet import quiet
-from tpplan.model.simulation import gathered, per_rank, raised_by_simulator, simulated, watch_modules
+from tpplan.model.simulation import gathered, on_one_device, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.model.skeleton import Sharding
 from tpplan.model.trail import Trail
 from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
@@ -146,7 +147,8 @@ class _Comparison:
         import torch
 
         with torch.no_grad():
-            expected = main_output(runnable(self._whole)(**self._inputs))
+            with on_one_device():
+                expected = main_output(runnable(self._whole)(**self._inputs))
             found = main_output(runnable(model)(**self._inputs))
         wrong = self._compare(Part.FORWARD, expected, found)
         self._ran.append(Part.FORWARD)
@@ -161,7 +163,8 @@ class _Comparison:
 
         with torch.no_grad():
             try:
-                expected = _decode(self._whole, self._inputs, part)
+                with on_one_device():
+                    expected = _decode(self._whole, self._inputs, part)
             except Exception as error:  # models without such a cache refuse it in many ways
                 if out_of_memory(error):
                     raise
@@ -177,7 +180,8 @@ class _Comparison:
         import torch
 
         with torch.enable_grad():
-            _loss(main_output(runnable(self._whole)(**self._inputs))).backward()
+            with on_one_device():
+                _loss(main_output(runnable(self._whole)(**self._inputs))).backward()
             _loss(main_output(runnable(model)(**self._inputs))).backward()
         self._ran.append(Part.BACKWARD)
         parameters = dict(model.named_parameters())
@@ -233,10 +237,11 @@ class _Comparison:
             ):
                 wrong.append(name)
 
-        for watched, seen in ((self._whole, note), (model, compare)):
+        for watched, seen, where in ((self._whole, note, on_one_device), (model, compare, nullcontext)):
             handles = watch_modules(watched, seen)
             try:
-                runnable(watched)(**self._inputs)
+                with where():
+                    runnable(watched)(**self._inputs)
             finally:
                 for handle in handles:
                     handle.remove()
