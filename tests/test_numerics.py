@@ -379,3 +379,12 @@ class TestMiniatureOfEveryKind:
         text = miniature(configs.default("inkling2"), 2).spec.config
         assert 0 < text.text_config.unpadded_vocab_size < text.text_config.vocab_size
         assert text.vision_config.text_hidden_size == text.text_config.hidden_size
+
+    @pytest.mark.parametrize(("heads", "tp_size", "width"), [(4, 4, 16), (3, 32, 128)])
+    def test_heads_of_linear_attention_are_narrow_where_they_divide_as_before(
+        self, heads: int, tp_size: int, width: int
+    ) -> None:
+        """384 columns of 3 heads divide over 32 ranks, and 48 would not: then the width is kept."""
+        config = configs.default("qwen3_next") | {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+        small = miniature(config, tp_size).spec.config
+        assert (small.linear_key_head_dim, small.linear_value_head_dim) == (width, width)

@@ -1,7 +1,7 @@
 """The config of a miniature: the values of a model's config, with smaller widths and fewer layers.
 
-Head counts, KV groups, experts and routing stay as they are, and head widths where the config gives them. What is
-shrunk keeps its remainder by 8 * tp_size, so that what is uneven stays uneven.
+Head counts, KV groups, experts and routing stay as they are, and head widths where the config gives them, but for those
+of linear attention. What is shrunk keeps its remainder by 8 * tp_size, so that what is uneven stays uneven.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ INDEX_LISTS = ("_indices", "_idxs", "_indexes", "_layers")  # lists of layer num
 LEADING_LAYERS = ("first_k_dense_replace", "num_dense_layers")  # how many of the first layers have no experts
 SHARED_CACHE = "num_kv_shared_layers"  # how many of the last layers read the cache of earlier ones
 PER_LAYER = "per_layer_config"  # layer number -> values of its own
+# Heads of linear attention: its code loops over a chunk with a state of width x width for each of them.
+LINEAR_HEADS = ("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads")
+LINEAR_WIDTHS = ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim")
+LINEAR_FOLD, LINEAR_FLOOR = 8, 8
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
 UNPADDED = "unpadded_vocab_size"  # at most vocab_size
@@ -186,6 +190,8 @@ def _text_value(name: str, value: Any, *, config: Any, own: Widths, size: Size) 
         return _layer_count(name, value, config, size)
     if name in VOCABULARY or name == UNPADDED:
         return _vocabulary(name, value, size)
+    if name in LINEAR_WIDTHS and value:
+        return _linear_width(value, config, size)
     if name in LOW_RANK:
         return smaller(value, size.tp_size, LOW_RANK_FLOOR)
     if name in HIDDEN and is_count(value):
@@ -259,6 +265,14 @@ def _vocabulary(name: str, value: int, size: Size) -> int:
         return value
     lower = 8 * size.tp_size if name == UNPADDED else 0
     return smaller(value, size.tp_size, max(1, VOCABULARY_FLOOR - lower))
+
+
+def _linear_width(value: int, config: Any, size: Size) -> int:
+    """An eighth of the width of a linear-attention head, where its projections then divide as they did."""
+    narrow = value // LINEAR_FOLD
+    heads = [count for name in LINEAR_HEADS if is_count(count := config_value(config, name))]
+    alike = all((count * value) % size.tp_size == (count * narrow) % size.tp_size for count in heads)
+    return narrow if value % LINEAR_FOLD == 0 and narrow >= LINEAR_FLOOR and alike else value
 
 
 def _intermediate(name: str, value: int, own: Widths, size: Size, taken: Collection[int] = ()) -> int:
