@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests import configs
 from tests.subjects import ATTENTION, miniature, model, rules, subject
 from tpplan.miniature.build import make_miniature
+from tpplan.miniature.shrink import shrink
+from tpplan.miniature.widths import Hidden, Size, Towers
 from tpplan.model.config import config_value, text_config
 from tpplan.model.errors import out_of_memory
 from tpplan.model.internals import has_uneven_gather, transformers_version
@@ -385,6 +387,8 @@ class TestMiniatureOfEveryKind:
         self, heads: int, tp_size: int, width: int
     ) -> None:
         """384 columns of 3 heads divide over 32 ranks, and 48 would not: then the width is kept."""
-        config = configs.default("qwen3_next") | {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
-        small = miniature(config, tp_size).spec.config
-        assert (small.linear_key_head_dim, small.linear_value_head_dim) == (width, width)
+        heads_of_both = {"linear_num_key_heads": heads, "linear_num_value_heads": heads}
+        config = AutoConfig.for_model("qwen3_next", **heads_of_both)
+        size = Size(tp_size=tp_size, hidden=Hidden.NARROW, towers=Towers.NARROW, layers=(0, 3))
+        small, _ = shrink(config, config, size)
+        assert (small["linear_key_head_dim"], small["linear_value_head_dim"]) == (width, width)
