@@ -31,6 +31,7 @@ CORE = (
     "test_public_reports",
     "test_experts",
     "test_remedy",
+    "test_extend",
 )
 # These follow the release of Transformers; the others stay at the tested set.
 FOLLOWING = ("transformers", "huggingface_hub", "tokenizers")
