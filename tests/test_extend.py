@@ -12,7 +12,8 @@ from tests.subjects import rules, subject
 from tpplan.choices import Depth
 from tpplan.cli import main
 from tpplan.model.internals import transformers_version
-from tpplan.planner.extend import extended, whole_layers
+from tpplan.planner import extend
+from tpplan.planner.extend import Whole, extended, whole_layers
 from tpplan.planner.repair import Repair, repair
 
 OPT_ATTENTION = [f"model.decoder.layers.*.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")]
@@ -151,6 +152,15 @@ def test_a_tower_that_text_does_not_reach_stays_whole() -> None:
     config = configs.llava()
     config["vision_config"] |= {"hidden_size": 256, "intermediate_size": 512}
     assert not any("vision" in rule for rule in extension(config, 2).overrides)
+
+
+def test_where_nothing_passes_it_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    half_a_pair = Whole(block="model.decoder.layers.*", bytes=1, ways=({"model.decoder.layers.*.fc1": "colwise"},))
+    monkeypatch.setattr(extend, "whole_layers", lambda *_: iter([half_a_pair]))
+    found = extension(opt(), 2)
+    no_repair, no_plan = found.report().errors
+    assert not found.judgement.passed and (no_repair.code, no_plan.code, no_plan.fix) == ("TPP405", "TPP205", "")
+    assert "model.decoder.layers.*" in no_repair.evidence
 
 
 def test_one_command_and_one_call(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -49,6 +49,7 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
     if together:
         return replace(repaired, judgement=together, attempts=(*repaired.attempts, *attempts))
     kept: list[Attempt] = []
+    refused: list[Attempt] = []
     for kind in whole:
         for way in kind.ways:
             attempt = Attempt(block=kind.block, reason=REASON, overrides=way)
@@ -56,7 +57,13 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
             if better:
                 judgement, kept = better, [*kept, attempt]
                 break
-    return replace(repaired, judgement=judgement, attempts=(*repaired.attempts, *kept))
+            refused.append(attempt)
+    return replace(
+        repaired,
+        judgement=judgement,
+        attempts=(*repaired.attempts, *kept),
+        refused=(*repaired.refused, *refused),
+    )
 
 
 def _tried(
@@ -111,13 +118,14 @@ def _linear_blocks(
             blocks[rule.rpartition(".")[0]][rule] = module
     for block, layers in blocks.items():
         gathered = _gathered(layers, subject.sharding.tp_size)
+        large = {rule: s for rule, s in gathered.items() if sizes[rule] >= WORTH_A_RULE * subject.skeleton.bytes}
         over_heads = heads.get(block, {})
-        cut = over_heads if over_heads.keys() <= layers.keys() else {}
+        over_heads = over_heads if over_heads.keys() <= layers.keys() else {}
         others = {rule: layer for rule, layer in layers.items() if rule not in over_heads}
-        cut = {**cut, **_over_inner_width(others, subject.sharding.tp_size)}
-        large = {rule for rule, size in sizes.items() if size >= WORTH_A_RULE * subject.skeleton.bytes}
-        mixed = {rule: style for rule, style in gathered.items() if rule in large} | cut if cut else {}
-        yield block, [way for way in (mixed, gathered) if way]
+        inner = _over_inner_width(others, subject.sharding.tp_size)
+        ways = [large | over_heads | inner] if inner else []
+        ways += [large | over_heads] if over_heads else []
+        yield block, [way for way in (*ways, gathered) if way]
 
 
 def _over_heads(subject: Subject) -> dict[str, dict[str, str]]:

@@ -41,7 +41,7 @@ class Repair:
         """The report of the last judgement, with TPP405 where repairs were tried and what one may mend is left."""
         report = self.judgement.report()
         tried = [attempt.block or "the model" for attempt in (*self.attempts, *self.refused)]
-        if not tried or not any(error.code in REPAIRABLE for error in report.errors):
+        if not tried or not any(error.code in (*REPAIRABLE, "TPP205") for error in report.errors):
             return report
         lacking = ""
         if self.judgement.subject.training and GRADIENTS_WHOLE not in known_styles():
@@ -53,7 +53,9 @@ class Repair:
             message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
             evidence=f"strategy {self.strategy} was tried on {', '.join(dict.fromkeys(tried))}{lacking}",
         )
-        return replace(report, diagnostics=(verdict, *report.diagnostics))
+        # what a missing plan advises is what was just tried
+        others = (replace(found, fix="") if found.code == "TPP205" else found for found in report.diagnostics)
+        return replace(report, diagnostics=(verdict, *others))
 
 
 def repair(
