@@ -139,12 +139,14 @@ def _nemotron(values: configs.Config) -> configs.Config:
 
 @pytest.mark.parametrize("config", [configs.llama(), configs.mixtral()], ids=lambda config: config["model_type"])
 def test_a_complete_plan_stays_as_it_is(config: configs.Config) -> None:
-    assert extension(config, 2).overrides == {}
+    """In 5.19 it names no embedding; that is added."""
+    assert not any(".layers." in rule for rule in extension(config, 2).overrides)
 
 
 def test_a_repaired_block_stays_repaired() -> None:
     config = configs.llama(num_attention_heads=8, num_key_value_heads=2)
-    assert extension(config, 4).overrides == rules("qkvo", "replicated_with_grad_allreduce")
+    found = {rule: style for rule, style in extension(config, 4).overrides.items() if ".layers." in rule}
+    assert found == rules("qkvo", "replicated_with_grad_allreduce")
 
 
 def test_a_tower_that_text_does_not_reach_stays_whole() -> None:

@@ -260,6 +260,22 @@ class TestLoad:
         assert not loaded.failed
         assert loaded.not_run == "from_pretrained of the saved miniature raises unsharded too: OSError: no such file"
 
+    def test_what_one_device_does_not_get_back_is_not_the_plan_s_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A checkpoint whose names are not found again leaves new random values, on one device and on each rank."""
+        real = load.load_sharded
+
+        def with_new_values(*args, **kwargs):
+            loaded = real(*args, **kwargs)
+            weight = loaded.model.layers[0].mlp.up_proj.weight.data
+            getattr(weight, "to_local", lambda: weight)().uniform_()
+            return loaded
+
+        monkeypatch.setattr(load, "load_sharded", with_new_values)
+        loaded = run_load(miniature(configs.llama(), 2), Sharding(tp_size=2))
+        assert not loaded.failed and loaded.not_run.endswith(
+            "does not give back model.layers.0.mlp.up_proj.weight unsharded either"
+        )
+
     def test_another_value_than_the_slice_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """TPP506, by a loader that is made to be wrong on the last rank only."""
         real = load.load_sharded

@@ -69,6 +69,9 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
                     raised = (rank, _why(error))
                     break
                 name = _first_wrong(model, whole)
+                if name and _first_wrong(whole, miniature.model):
+                    reason = f"from_pretrained of the saved miniature does not give back {name} unsharded either"
+                    return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
                 if name:
                     wrong = (rank, name)
                     break
