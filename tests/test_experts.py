@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import tpplan
 from tests import configs
 from tests.subjects import miniature, subject
 from tpplan import checks
@@ -82,3 +84,24 @@ def test_experts_are_not_proposed_for_a_size_that_does_not_divide_them() -> None
 
     assert proposed(4) == [4]
     assert proposed(6) == []
+
+
+@pytest.mark.skipif(transformers_version() < (5, 24), reason="the kernel as measured on 5.24")
+def test_an_alignment_of_another_dtype_decides_nothing(tmp_path: Path) -> None:
+    """Experts of 12 columns a rank: grouped_mm takes no float32 without weights, and no 24 bytes in bfloat16.
+
+    With weights float32 runs and is right, as it does under torchrun.
+    """
+    sizes = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    }
+    widths = {"hidden_size": 64, "moe_intermediate_size": 48, "intermediate_size": 96, "num_hidden_layers": 1}
+    config = {"model_type": "qwen3_moe", "vocab_size": 160, "decoder_sparse_step": 1, **sizes, **widths}
+    model = configs.write(tmp_path, config | {"dtype": "float32"})
+    assert tpplan.check(model, 4, depth="numerics").exit_code == 0
+    shapes = tpplan.check(model, 4, dtype="bfloat16")
+    assert [error.code for error in shapes.errors] == ["TPP402"]

@@ -174,6 +174,6 @@ def test_one_command_and_one_call(tmp_path: Path, capsys: pytest.CaptureFixture)
     made = tpplan.plan(model, 2, extend=True)
     plan = tmp_path / "plan.yaml"
     assert main(["plan", model, "--tp-size", "2", "--extend", "-o", str(plan)]) == 0
-    assert "model.decoder.layers.*: no rule shards it; 2 rules overridden" in capsys.readouterr().err
+    assert "model.decoder.layers.*: no rule shards it; 2 rules added" in capsys.readouterr().err
     assert plan.read_text() == made.to_yaml()
     assert main(["check", str(plan), "--model", model, "--depth", "numerics"]) == 0

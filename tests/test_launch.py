@@ -24,6 +24,7 @@ from tests import checkpoints
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
+from tpplan.launch.run import Launch
 from tpplan.launch.verify import verify
 from tpplan.launch.worker import Phase, RankResult, read_result
 from tpplan.model.skeleton import known_styles
@@ -184,6 +185,23 @@ def test_a_killed_rank_is_named(llama: Path, scratch: Path, no_room: None) -> No
     assert report.exit_code == 1
 
 
+def test_ranks_whose_numbers_were_compared_with_nothing_did_not_pass(
+    llama: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unsharded model fits, and its process is killed: the ranks run, and nothing says that they are right."""
+    monkeypatch.setattr(Launch, "run_unsharded", lambda self: (None, [self.not_compared("SIGKILL ended it")]))
+    report = verify(Request(what=str(llama), tp_size=2))
+    assert codes(report) == ["TPP518"] and all(rank["tokens"] for rank in report.ranks)
+    assert (report.verdict, report.exit_code) == ("incomplete", 1)
+    assert report.stages["launch"].reason.startswith("nothing was compared; the ranks ran: 2 ranks, ")
+
+
+@pytest.mark.parametrize("endpoint", ["", "no such host:x", "host:"])
+def test_a_place_to_meet_that_is_none(llama: Path, endpoint: str) -> None:
+    with pytest.raises(InputError, match="rdzv_endpoint is"):
+        verify(Request(what=str(llama), tp_size=2), nnodes=2, rdzv_endpoint=endpoint)
+
+
 def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, no_room: None) -> None:
     stopper = when_rank_is_there(scratch, 1, lambda result: os.kill(result.pid, signal.SIGSTOP))
     started = time.monotonic()
@@ -258,6 +276,7 @@ def test_a_checkpoint_that_does_not_load_unsharded_says_nothing_about_the_plan(l
     report = verify(Request(what=plan(other, 2, {})))
     assert codes(report) == ["TPP521"]
     assert "raises in load" in report.diagnostics[0].message
+    assert (report.verdict, report.exit_code) == ("incomplete", 1)
     assert report.stages["launch"].status is Status.NOT_RUN and report.exit_code == 1
 
 

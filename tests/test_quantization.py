@@ -724,3 +724,12 @@ def test_published_configs_are_judged(name: str) -> None:
     facts = quantization_facts(judged.spec, judged.skeleton.model)
     again: ModelSpec = replace(judged.spec, quantization_config=facts)
     assert facts is not None and quantization_facts(again, judged.skeleton.model) == facts, "a fact of a fact is itself"
+
+
+@pytest.mark.parametrize("expression", ["a(", "a{99999999999999999999}", "(" * 3000 + ")" * 3000])
+def test_a_name_that_is_no_expression_is_refused(tmp_path: Path, expression: str) -> None:
+    """Whatever Python's re raises for it."""
+    model = configs.write(tmp_path, llama(quantization_config=BLOCK | {"modules_to_not_convert": [expression]}))
+    with pytest.raises(tpplan.InputError) as refused:
+        tpplan.check(model, 2, depth="static")
+    assert [found.code for found in refused.value.diagnostics] == ["TPP330"]

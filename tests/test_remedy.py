@@ -16,7 +16,7 @@ from tpplan.planner import remedy, repair
 from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
 from tpplan.stages.judge import judge
 from tpplan.stages.shapes import Outcome
-from tpplan.units import count, in_one_unit
+from tpplan.units import count, in_one_unit, signal_name
 
 SUMMED = "replicated_with_grad_allreduce"
 
@@ -136,6 +136,10 @@ def test_sizes_of_one_line_have_one_unit() -> None:
     assert in_one_unit(3 * 2**30, 2**20, 0) == ["3.00 GiB", "under 0.01 GiB", "0.00 GiB"]
     assert in_one_unit(300 * 2**10, 2**10) == ["300.00 KiB", "1.00 KiB"]
     assert in_one_unit(12, 3) == ["12 B", "3 B"]
+
+
+def test_signals_without_a_name_have_their_number() -> None:
+    assert (signal_name(9), signal_name(37)) == ("SIGKILL", "signal 37")
 
 
 def test_counts_show_what_they_count() -> None:

@@ -100,6 +100,15 @@ def test_torchrun_s_own_usage_error_is_its_own(capfd: pytest.CaptureFixture[str]
     assert "usage: torchrun" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--nproc-per-node=foo", "--nproc-per-node=0"])
+def test_options_that_torchrun_raises_on_are_bad_usage(
+    option: str, script: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert launch([option, str(script), str(tmp_path)], device="cpu") == 2
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "torchrun does not take" in line]
+    assert "Error" in line
+
+
 def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> None:
     arguments = [str(script), str(tmp_path), "wait"]
     code = f"import sys; from tpplan.launch.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"

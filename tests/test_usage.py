@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -177,3 +178,26 @@ def test_launch_says_how_it_is_called(capsys: pytest.CaptureFixture) -> None:
     assert main(["launch", "--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert "Usage: tpplan launch [OPTIONS] [TORCHRUN OPTIONS] SCRIPT [ARGUMENTS]" in words
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["explain", "TPP301"], ["check", "plan.yaml", "--format", "json"]])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_no_room_for_the_output(tmp_path: Path, arguments: list[str]) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tpplan", *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1 and done.stderr == "there is no room for the output: No space left on device\n"
+
+
+def test_an_encoding_without_the_character_is_no_bug(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tpplan", "check", "modèle.yaml"], cwd=tmp_path, env=environment, capture_output=True
+    )
+    assert done.returncode == 2 and b"mod\\xe8le.yaml" in done.stdout + done.stderr

@@ -32,18 +32,18 @@ def plan_request(request: Request, strategy: str, extend: bool) -> Plan:
     return make_plan(request, strategy, extend)[0]
 
 
-def passing_arguments(request: Request, strategy: str) -> dict:
+def passing_arguments(request: Request, strategy: str, extend: bool) -> dict:
     """Keyword arguments of the DistributedConfig of a plan that passes, found in this process."""
-    return passing_subject(request, strategy).sharding.arguments()
+    return passing_subject(request, strategy, extend).sharding.arguments()
 
 
-def passing_subject(request: Request, strategy: str = "replicate") -> Subject:
+def passing_subject(request: Request, strategy: str = "replicate", extend: bool = False) -> Subject:
     """The subject of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
     from tpplan.request import open_request
     from tpplan.stages.judge import judge
 
     if not request.is_plan:
-        return _repair(request, strategy).judgement.subject
+        return _repair(request, strategy, extend).judgement.subject
     judgement = judge(open_request(request), Depth.NUMERICS)
     if not judgement.passed:
         raise PlanError(judgement.report())

@@ -76,20 +76,21 @@ def distributed_config(
     tp_size: int | None = None,
     *,
     strategy: str = "replicate",
+    extend: bool = False,
     **options: Unpack[Options],
 ) -> DistributedConfig:
     """The transformers.DistributedConfig for `from_pretrained`: of a plan that passes, or of a model, repaired.
 
-    Arguments as in `check` and `plan`. Raises PlanError where no plan can work or the given one does not, InputError
+    A plan is taken as it is, whatever strategy and extend say. Arguments as in `check` and `plan`. Raises PlanError where no plan can work or the given one does not, InputError
     for what cannot be read.
     """
     from tpplan.request import Request
 
     request = Request(what=model_or_plan, tp_size=tp_size, **options)
     if _group_is_taken():
-        arguments = call_in_child("passing_arguments", request, strategy)
+        arguments = call_in_child("passing_arguments", request, strategy, extend)
     else:
-        arguments = answers.passing_arguments(request, strategy)
+        arguments = answers.passing_arguments(request, strategy, extend)
     from transformers import DistributedConfig  # with torch, so after what can be refused without
 
     return DistributedConfig(**arguments)
@@ -106,8 +107,8 @@ def sizes(
     """For each tp_size what `tpplan sizes --format json` prints of it: the verdict after a repair where one is needed,
     and what it costs a rank, in bytes, collectives and FLOPs.
 
-    tp_size: the size or sizes to judge; by default those that the device has on one host. depth: `shapes`, or `numerics` to compare
-    a miniature's numbers at each size too. Other arguments as in `plan`; raises InputError as `check` does.
+    tp_size: the size or sizes to judge; by default those that the device has on one host. depth: `shapes`, or `numerics`
+    to compare a miniature's numbers at each size too. Other arguments as in `plan`; raises InputError as `check` does.
     """
     from tpplan.request import Request
 

@@ -71,6 +71,10 @@ class Status(StrEnum):
     NOT_RUN = "not-run"
 
 
+# Errors that say why nothing was learned about a plan; those of the environment (9xx) do so too.
+NOTHING_LEARNED = frozenset({"TPP521", "TPP523"})
+
+
 class Verdict(StrEnum):
     PASS = "pass"
     FAIL = "fail"
@@ -164,11 +168,15 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """`fail` if anything failed, else `incomplete` if a stage asked for did not run, else `pass`."""
+        """`fail` if anything failed, else `incomplete` if a stage asked for did not run, else `pass`.
+
+        An error that is only why a stage did not run is no failure of the plan.
+        """
         statuses = {stage.status for stage in self.stages.values()}
         if self.unreadable:
             return Verdict.INCOMPLETE
-        if self.errors or Status.FAILED in statuses:
+        learned = [error for error in self.errors if error.code not in NOTHING_LEARNED and error.code[:4] != "TPP9"]
+        if Status.FAILED in statuses or learned or (self.errors and Status.NOT_RUN not in statuses):
             return Verdict.FAIL
         if Status.NOT_RUN in statuses or not statuses:
             return Verdict.INCOMPLETE
@@ -209,8 +217,9 @@ class PlanError(Exception):
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        shown = report.errors or report.diagnostics
-        super().__init__("\n".join(map(_line, shown)) or f"verdict {report.verdict}")
+        reasons = [f"{name} not run: {s.reason}" for name, s in report.stages.items() if s.status is Status.NOT_RUN]
+        lines = list(map(_line, report.errors)) or reasons or list(map(_line, report.diagnostics))
+        super().__init__("\n".join(lines) or f"verdict {report.verdict}")
 
     def __reduce__(self) -> tuple:
         return _with_report, (type(self), self.report)

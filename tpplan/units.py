@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 COUNTS = (("B", 10**9), ("M", 10**6), ("K", 10**3), ("", 1))
 ERROR_LENGTH = 500
@@ -20,6 +22,14 @@ def message(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """`Type: message`, or the type alone where there is no message."""
     return f"{type(error).__name__}: {said}" if (said := message(error)) else type(error).__name__
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; the real-time signals have no names."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def in_one_unit(*sizes: int) -> list[str]:

@@ -25,7 +25,7 @@ def check_facts(subject: Subject) -> Iterator[Diagnostic]:
             message=f"the plan was made for another config: {len(changed)} value{'s' * (len(changed) > 1)} differ",
             where=subject.file.place_of("model", "config") if subject.file else Place(file=subject.spec.source.name),
             evidence="; ".join(changed[:8]),
-            fix=f"make it anew: tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}",
+            fix=f"make it anew: {subject.plan_command()}",
         )
 
 

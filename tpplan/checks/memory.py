@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tpplan.checks.experts import experts_divide
 from tpplan.checks.subject import Subject
@@ -26,8 +26,10 @@ def bytes_per_rank(subject: Subject, local_sizes: Mapping[str, int]) -> BytesPer
     return BytesPerRank(parameters=held, whole=whole, ideal=ideal)
 
 
-def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Diagnostic]:
-    """TPP305: what stays whole on every rank, largest first, when it is much."""
+def check_whole(
+    subject: Subject, local_sizes: Mapping[str, int], entered: Collection[str] = ()
+) -> Iterator[Diagnostic]:
+    """TPP305: what stays whole on every rank, largest first, when it is much. entered: modules that text reaches."""
     tp_size = subject.sharding.tp_size
     share = bytes_per_rank(subject, local_sizes)
     if tp_size == 1 or share.parameters <= WORTH_SAYING * share.ideal:
@@ -50,7 +52,7 @@ def check_whole(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[Di
         f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
         where=Place(file=subject.spec.source.name),
         evidence=f"whole on every rank: {whole} of {whole_of} ({share.whole / total:.0%}): {listed}{more}",
-        fix=_fix(subject, largest[0][0]),
+        fix=_fix(subject, next((rule for rule, _ in largest if rule.rpartition(".")[0] in entered), "")),
     )
 
 
@@ -62,12 +64,14 @@ def _held(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[tuple[st
 
 
 def _fix(subject: Subject, largest: str) -> str:
-    """The model's own expert plan where it covers what is largest, else rules where it has none yet."""
+    """The model's own expert plan where it covers what is largest, else rules where it has none yet.
+
+    largest: of the whole parameters that text reaches, empty where there is none.
+    """
     experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
     tp_size = subject.sharding.tp_size
-    command = f"tpplan plan {subject.spec.source.name} --tp-size {tp_size}"
     if experts and not subject.sharding.ep_size and not subject.training and experts_divide(subject, tp_size):
-        return f"{command} tries the model's expert plan (ep_size {tp_size}) and keeps it if it passes"
-    if largest.rpartition(".")[0] in subject.plan or subject.sharding.ep_size:
+        return f"{subject.plan_command()} tries the model's expert plan (ep_size {tp_size}) and keeps it if it passes"
+    if not largest or largest.rpartition(".")[0] in subject.plan or subject.sharding.ep_size:
         return ""
-    return f"{command} --extend tries rules for what none shards, and keeps those that pass"
+    return f"{subject.plan_command('--extend')} tries rules for what none shards, and keeps those that pass"

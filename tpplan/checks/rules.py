@@ -23,9 +23,9 @@ def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:
         message=f"{name} has no tensor-parallel plan, so from_pretrained raises at tp_size {subject.sharding.tp_size}",
         where=Place(file=subject.spec.source.name),
         evidence=f"{name}.tp_plan is empty in Transformers {versions().get('transformers')}",
-        fix=f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size} --extend tries rules and writes "
-        "those that pass; or write a plan file whose overrides name the projections to cut, set base_model_tp_plan on the config class, "
-        "or set _tp_plan on the model class; or load at tp_size 1",
+        fix=f"{subject.plan_command('--extend')} tries rules and writes those that pass; or write a plan file whose "
+        "overrides name the projections to cut, set base_model_tp_plan on the config class, or set _tp_plan on the model "
+        "class; or load at tp_size 1",
     )
 
 

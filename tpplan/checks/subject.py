@@ -43,6 +43,15 @@ class Subject:
         """The line of a key of the plan's target, or the model when there is no plan file."""
         return self.file.place_of("target", key) if self.file else Place(file=self.spec.source.name)
 
+    def plan_command(self, *options: str) -> str:
+        """The command that makes a plan for this model, at this size and for this purpose, anew."""
+        asked = ["--auto-class", self.spec.auto_class] if self.spec.auto_class_is_chosen else []
+        asked += [] if self.device == "cpu" else ["--device", self.device]
+        asked += ["--purpose", "training"] if self.training else []
+        return " ".join(
+            ("tpplan plan", self.spec.source.name, "--tp-size", str(self.sharding.tp_size), *asked, *options)
+        )
+
     def at(self, tp_size: int) -> Subject:
         """The same plan on another number of ranks."""
         return replace(self, sharding=replace(self.sharding, tp_size=tp_size))

@@ -6,6 +6,7 @@ Exit codes: 0 nothing failed, 1 the plan or model has errors or a stage could no
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -16,12 +17,15 @@ from tpplan.cli import machine  # isort: skip
 from tpplan.cli.app import app
 from tpplan.cli.failures import bad_usage, bug, model_of, usage_message
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 __all__ = ["app", "machine", "main", "plans"]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; the console script and `python -m tpplan` call this."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _make_writable()
     try:
         return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
     except typer.Exit as stop:
@@ -34,8 +38,24 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            return bug()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer is lost too
+        sys.stderr.write(f"there is no room for the output: {error.strerror}\n")
+        return 1
     except Exception as error:
         usage = usage_message(error)
         if usage == "":  # no command was named, and the help has been printed
             return 2
         return bug() if usage is None else bad_usage(arguments, usage, model_of(error, arguments))
+
+
+def _make_writable() -> None:
+    """Let every character be written to whatever encoding the streams have, and have streams where they were closed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif getattr(stream, "encoding", None) not in (None, "utf-8", "UTF-8") and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")

@@ -142,7 +142,7 @@ def plan(
         sys.stdout.write(made.to_yaml())
     if candidates:
         say_strategies(candidates, repaired)
-    say_repair(repaired, output)
+    say_repair(repaired, output, extend=extend)
     return 0
 
 

@@ -19,15 +19,22 @@ def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
     return report.exit_code
 
 
-def say_repair(repaired: Any, output: str | None) -> None:
-    """On stderr: what the plan overrides and why, and what was run to prove it."""
+NOTHING_TO_TRY = "tpplan has none to try for what text reaches and no rule shards"
+
+
+def say_repair(repaired: Any, output: str | None, *, extend: bool = False) -> None:
+    """On stderr: what the plan overrides and why, and what was run to prove it. extend: more rules were asked for."""
     from tpplan import report as rendering
 
     for attempt in repaired.attempts:
         block = attempt.block or "the model"
-        write(f"{block}: {attempt.reason}; {attempt.describe()} ({repaired.strategy})\n", "stderr")
+        strategy = f" ({repaired.strategy})" if attempt.overrides and not attempt.adds else ""
+        write(f"{block}: {attempt.reason}; {attempt.describe()}{strategy}\n", "stderr")
     if not repaired.attempts:
         write("the model's own plan passes as it is: no override\n", "stderr")
+    if extend and not any(attempt.adds for attempt in repaired.attempts):
+        tried = sorted({attempt.block for attempt in repaired.refused if attempt.adds})
+        write(f"no rule to add: {'none passes for ' + ', '.join(tried) if tried else NOTHING_TO_TRY}\n", "stderr")
     write(rendering.as_text(repaired.judgement.report()), "stderr")
     if output:
         write(f"written to {output}\n", "stderr")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tpplan.doctor.machine import NO_TPU, Machine
 from tpplan.doctor.packages import installed
 from tpplan.launch.processes import Workspace, workspace
 from tpplan.targets import AUTOLOAD
+from tpplan.units import signal_name
 
 FATAL = re.compile(r"F\d{4} ")  # a line of absl's log that ended the process; a trace follows it
 
@@ -138,7 +138,7 @@ def _finish(role: str, machine: Machine, children: Workspace, process: subproces
 
 def _ending(code: int, log: Path) -> str:
     """How a child ended that did not end by itself, with its last word: native code's fatal line, else the last one."""
-    how = f"the process was ended by {signal.Signals(-code).name}" if code < 0 else f"the process ended with {code}"
+    how = f"the process was ended by {signal_name(-code)}" if code < 0 else f"the process ended with {code}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     said = [line for line in lines if FATAL.match(line)] or [line for line in lines if re.search(r"\w", line)]
     return f"{how}: {said[-1][:400]}" if said else how

@@ -14,7 +14,7 @@ from tpplan.launch.processes import available_bytes
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import build_skeleton
 from tpplan.source import HUB_ID, Source, read_source
-from tpplan.units import gib
+from tpplan.units import gib, one_line
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -87,12 +87,16 @@ def unsharded_does_not_fit(checkpoint: Checkpoint) -> str:
 
 
 def _miniature(subject: Subject, directory: Path, save: SaveMiniature | None, asked: bool) -> Checkpoint:
+    from safetensors import SafetensorError
+
     if save is None:
         from tpplan.miniature.build import save_miniature as save
     try:
         saved = Path(save(subject, directory))
     except ValueError as error:
         raise NotLaunched(f"no miniature of the model can be built: {error}") from error
+    except (OSError, SafetensorError) as error:  # a full disk
+        raise NotLaunched(f"the miniature cannot be saved in {directory}: {one_line(error)}") from error
     source = subject.spec.source
     spec = load_spec(
         read_source(str(saved)),

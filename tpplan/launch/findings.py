@@ -15,6 +15,7 @@ from tpplan.diagnostics import Diagnostic, Place
 from tpplan.launch.worker import Phase, RankResult
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.stages.difference import TOLERANCES
+from tpplan.units import signal_name
 
 PHASES = list(Phase)
 LISTED = 4
@@ -95,7 +96,7 @@ def _hangs(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
 
 def _killed(ended: Ended, subject: Subject, place: Place, killed: Mapping[int, int]) -> Diagnostic:
     ranks = sorted(killed)
-    name = signal.Signals(killed[ranks[0]]).name
+    name = signal_name(killed[ranks[0]])
     by_kernel = ended.out_of_memory and killed[ranks[0]] == signal.SIGKILL
     peaks = [f"rank {rank} had {mib(ended.results[rank].peak_bytes)}" for rank in ranks if rank in ended.results]
     evidence = [f"stderr of rank {ranks[0]}: {ended.stderr.get(ranks[0]) or 'empty'}"]

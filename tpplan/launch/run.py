@@ -15,13 +15,14 @@ from pathlib import Path
 
 from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.launch.checkpoint import Checkpoint, unsharded_does_not_fit
+from tpplan.launch.checkpoint import Checkpoint
 from tpplan.launch.findings import Ended
 from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
 from tpplan.launch.torchrun import FAILURES, agent_command
 from tpplan.launch.worker import UNSHARDED, Job, Phase, RankResult, read_result
 from tpplan.model.forward import example_inputs
 from tpplan.targets import AUTOLOAD
+from tpplan.units import signal_name
 
 PHASES = list(Phase)
 NEW_TOKENS = 8
@@ -69,9 +70,6 @@ class Launch:
 
     def run_unsharded(self) -> tuple[RankResult | None, list[Diagnostic]]:
         """The unsharded model's result, or None where there is none to compare with, and why: an error or a warning."""
-        reason = unsharded_does_not_fit(self.checkpoint)
-        if reason:
-            return None, [self._not_compared(reason)]
         command = [*self._worker(), str(self._write_job(compare=False)), "--unsharded"]
         child = self.space.start(command, self._environment(cpu=True, ranks=1), "unsharded.log")
         path = self.space.directory / UNSHARDED
@@ -83,13 +81,13 @@ class Launch:
         if not in_time:
             return None, [self._fails(f"did not finish {phase} within {self.timeout:g} s", words)]
         if child.returncode < 0:
-            name = signal.Signals(-child.returncode).name
-            return None, [self._not_compared(f"the process of the unsharded model was ended by {name} in {phase}")]
+            name = signal_name(-child.returncode)
+            return None, [self.not_compared(f"the process of the unsharded model was ended by {name} in {phase}")]
         if child.returncode or result is None:
             error = f"{result.error['type']}: {result.error['message']}; " if result and result.error else ""
             return None, [self._fails(f"raises in {phase}", f"{error}stderr: {words or 'empty'}")]
         if not result.finite:
-            return result, [self._not_compared("the logits of the unsharded model are not finite")]
+            return result, [self.not_compared("the logits of the unsharded model are not finite")]
         return result, []
 
     def run_ranks(self, unsharded: RankResult | None, held: int) -> Ended:
@@ -223,7 +221,8 @@ class Launch:
     def _worker(self) -> list[str]:
         return [sys.executable, "-u", "-m", "tpplan.launch.worker"]
 
-    def _not_compared(self, reason: str) -> Diagnostic:
+    def not_compared(self, reason: str) -> Diagnostic:
+        """TPP518: the ranks are run, and their numbers are compared with nothing."""
         return Diagnostic(
             code="TPP518",
             message="the ranks were not compared with the unsharded model",

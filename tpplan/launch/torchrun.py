@@ -172,6 +172,9 @@ def _agent(arguments: list[str]) -> int:
         return _shell_code(failed.get_first_failure()[1].exitcode)
     except SignalException as stopped:
         return 128 + int(stopped.sigval)
+    except (ValueError, AssertionError, IndexError) as error:  # what torchrun makes of options that make no sense
+        sys.stderr.write(f"torchrun does not take these options: {one_line(error)}\n")
+        return 2
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from tpplan.checks.memory import bytes_per_rank
 from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
-from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint
+from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint, unsharded_does_not_fit
 from tpplan.launch.findings import Ended, findings, mib
 from tpplan.launch.processes import LEAST_PROCESS_BYTES, available_bytes, workspace
 from tpplan.launch.run import Hosts, Launch, Progress
@@ -25,6 +26,8 @@ from tpplan.request import Request, open_request, usage_error
 from tpplan.stages.shapes import run_shapes
 from tpplan.stages.usage import Usage, measure
 from tpplan.units import gib
+
+HOST_AND_PORT = re.compile(r"([^\s:]+|\[[\da-fA-F:.]+\])(:\d{1,5})?")
 
 SEVERITIES = list(Severity)
 
@@ -106,7 +109,8 @@ def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
     too_much = _too_much(launch, predicted or 0)
     if too_much:
         return _not_run("the ranks do not fit into memory", too_much)
-    unsharded, notes = launch.run_unsharded()
+    too_large = unsharded_does_not_fit(launch.checkpoint)
+    unsharded, notes = (None, [launch.not_compared(too_large)]) if too_large else launch.run_unsharded()
     if any(note.severity is Severity.ERROR for note in notes):
         return _not_run("the unsharded model does not run either", *notes)
     ended = launch.run_ranks(unsharded, predicted or 0)
@@ -115,6 +119,8 @@ def _outcome(launch: Launch, share: BytesPerRank | None) -> _Outcome:
         stage = Stage(status=Status.NOT_RUN, reason="torchrun did not run the ranks")
     elif any(diagnostic.severity is Severity.ERROR for diagnostic in found):
         stage = Stage(status=Status.FAILED)
+    elif notes and not too_large:
+        stage = Stage(status=Status.NOT_RUN, reason=f"nothing was compared; the ranks ran: {_summary(ended)}")
     else:
         stage = Stage(status=Status.PASSED, reason=_summary(ended))
     diagnostics = sorted((*found, *notes, *launch.checkpoint.notes), key=lambda d: SEVERITIES.index(d.severity))
@@ -218,6 +224,8 @@ def _check_usage(subject: Subject, hosts: Hosts, timeout: float) -> None:
     if not 0 <= hosts.node_rank < hosts.nnodes:
         fix = f"give a number from 0 to {hosts.nnodes - 1}"
         raise usage_error(f"node_rank is {hosts.node_rank} of {hosts.nnodes} hosts", fix=fix, model=name)
+    if hosts.endpoint is not None and not HOST_AND_PORT.fullmatch(hosts.endpoint):
+        raise usage_error(f"rdzv_endpoint is {hosts.endpoint!r}", fix="give HOST:PORT of the first host", model=name)
     if hosts.nnodes > 1 and hosts.endpoint is None and subject.device == "cpu":
         fix = "give --rdzv-endpoint HOST:PORT of the first host on each"
         raise usage_error("several hosts need a place to meet", fix=fix, model=name)

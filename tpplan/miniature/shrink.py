@@ -56,6 +56,7 @@ PER_LAYER = "per_layer_config"  # layer number -> values of its own
 LINEAR_HEADS = ("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads")
 LINEAR_WIDTHS = ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim")
 LINEAR_FOLD, LINEAR_FLOOR = 8, 8
+EMBEDDING_WIDTH = "word_embed_proj_dim"  # where it is not the hidden size, there is a projection between the two
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
 UNPADDED = "unpadded_vocab_size"  # at most vocab_size
@@ -192,6 +193,8 @@ def _text_value(name: str, value: Any, *, config: Any, own: Widths, size: Size) 
         return _vocabulary(name, value, size)
     if name in LINEAR_WIDTHS and value:
         return _linear_width(value, config, size)
+    if name == EMBEDDING_WIDTH and value == own.full:
+        return own.small
     if name in LOW_RANK:
         return smaller(value, size.tp_size, LOW_RANK_FLOOR)
     if name in HIDDEN and is_count(value):

@@ -38,6 +38,7 @@ class ModelSpec:
     config: the config object, without its quantization. auto_class: name of the auto class that loads it.
     dtype: the dtype the parameters would have, as torch names it. quantization: the quant_method of the checkpoint.
     quantization_config: the value that Transformers would follow, as it stands in config.json. scheme: what it says.
+    auto_class_is_chosen: whether the caller named it, and the config alone leads to another or to none.
     """
 
     source: Source
@@ -48,6 +49,7 @@ class ModelSpec:
     quantization_config: dict | None = None
     scheme: Scheme | None = None
     trust_remote_code: bool = False
+    auto_class_is_chosen: bool = False
 
 
 def load_spec(
@@ -74,6 +76,7 @@ def load_spec(
         quantization_config=quantization_config,
         scheme=scheme,
         trust_remote_code=trust_remote_code,
+        auto_class_is_chosen=auto_class is not None and auto_class != _fitting_auto_class(source, config),
     )
 
 
@@ -295,6 +298,14 @@ def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
     }
     refuse_contradictions(source, part, text, path)
     refuse_unread_counts(source, part, text, path, used)
+
+
+def _fitting_auto_class(source: Source, config: Any) -> str | None:
+    """The auto class that the config alone leads to, None where there is none."""
+    try:
+        return find_auto_class(source, config, None, False)
+    except InputError:
+        return None
 
 
 def _dtype_of(source: Source, config: Any) -> str:

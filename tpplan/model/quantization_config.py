@@ -54,7 +54,7 @@ def _check_patterns(scheme: Scheme) -> None:
     for expression in expressions:
         try:
             re.compile(expression)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise Malformed(f"the name of a module, {expression!r}, is no regular expression ({error})") from error
 
 

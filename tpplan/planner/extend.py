@@ -44,15 +44,16 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
         return repaired
     bench = bench or Bench(subject)
     whole = list(whole_layers(subject, _entered(judgement)))
-    attempts = [Attempt(block=kind.block, reason=REASON, overrides=kind.ways[0]) for kind in whole]
+    attempts = [_attempt(kind, kind.ways[0]) for kind in whole]
     together = _tried(judgement, attempts, repaired, depth, bench)
     if together:
-        return replace(repaired, judgement=together, attempts=(*repaired.attempts, *attempts))
+        attempts = [*repaired.attempts, *attempts]
+        return replace(repaired, judgement=_without_advice(together), attempts=tuple(attempts))
     kept: list[Attempt] = []
     refused: list[Attempt] = []
     for kind in whole:
         for way in kind.ways:
-            attempt = Attempt(block=kind.block, reason=REASON, overrides=way)
+            attempt = _attempt(kind, way)
             better = _tried(judgement, [attempt], repaired, depth, bench)
             if better:
                 judgement, kept = better, [*kept, attempt]
@@ -60,10 +61,21 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
             refused.append(attempt)
     return replace(
         repaired,
-        judgement=judgement,
+        judgement=_without_advice(judgement),
         attempts=(*repaired.attempts, *kept),
         refused=(*repaired.refused, *refused),
     )
+
+
+def _attempt(kind: Whole, way: dict[str, str]) -> Attempt:
+    return Attempt(block=kind.block, reason=REASON, overrides=way, adds=True)
+
+
+def _without_advice(judgement: Judgement) -> Judgement:
+    """The judgement without the advice to do what was just done."""
+    done = ("TPP205", "TPP305")
+    said = (replace(found, fix="") if found.code in done else found for found in judgement.diagnostics)
+    return replace(judgement, diagnostics=tuple(said))
 
 
 def _tried(

@@ -19,7 +19,20 @@ from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 
 # What a proposal may mend.
 REPAIRABLE = frozenset(
-    {"TPP301", "TPP302", "TPP332", "TPP401", "TPP402", "TPP403", "TPP501", "TPP502", "TPP504", "TPP505", "TPP506"}
+    {
+        "TPP208",
+        "TPP301",
+        "TPP302",
+        "TPP332",
+        "TPP401",
+        "TPP402",
+        "TPP403",
+        "TPP501",
+        "TPP502",
+        "TPP504",
+        "TPP505",
+        "TPP506",
+    }
 )
 SUMS_EXPERTS = "moe_tp_experts"
 
@@ -27,18 +40,20 @@ SUMS_EXPERTS = "moe_tp_experts"
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One proposal. block: the module it is about, with `*` for layer numbers. reason: what it mends. ep_size: ranks
-    that the experts are sharded over by the model's expert plan."""
+    that the experts are sharded over by the model's expert plan. adds: its rules are for what none was for."""
 
     block: str
     reason: str
     overrides: dict[str, str] = field(default_factory=dict)
     ep_size: int | None = None
+    adds: bool = False
 
     def describe(self) -> str:
         """What it changes, in a few words."""
         if self.ep_size:
             return f"experts sharded over ep_size {self.ep_size}"
-        return f"{len(self.overrides)} rule{'s' * (len(self.overrides) > 1)} overridden"
+        count = f"{len(self.overrides)} rule{'s' * (len(self.overrides) > 1)}"
+        return f"{count} added" if self.adds else f"{count} overridden"
 
 
 def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
@@ -58,6 +73,9 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     cut = [d.where.parameter for d in judgement.diagnostics if d.code == "TPP332" and d.where.parameter]
     if cut:
         yield from _whole_blocks(subject, cut[0])
+        return
+    if any(d.code == "TPP208" for d in judgement.diagnostics):
+        yield from _head_whole(subject)
         return
     if proven and proven.load and proven.load.failed:
         yield from share_experts(subject, "loading it sharded fails")
@@ -127,6 +145,18 @@ def _experts_whole(subject: Subject) -> Iterator[Attempt]:
         overrides = _overrides(subject, inside, Strategy.REPLICATE)
         if block in subject.skeleton.rules and overrides:
             yield Attempt(block=block, reason="loading it sharded fails", overrides=overrides)
+
+
+def _head_whole(subject: Subject) -> Iterator[Attempt]:
+    """The output head, whose gathered columns are not those of the whole weight, whole on every rank."""
+    head = subject.skeleton.model.get_output_embeddings()
+    names = [wildcard(name) for name, module in subject.skeleton.model.named_modules() if module is head]
+    overrides = _overrides(
+        subject, {name: subject.plan[name] for name in names if name in subject.plan}, Strategy.REPLICATE
+    )
+    if overrides:
+        reason = "its logits have another width"
+        yield Attempt(block=names[0], reason=reason, overrides=_with_tied_partners(subject, overrides))
 
 
 def _uneven_gathers_whole(subject: Subject) -> Iterator[Attempt]:

@@ -55,7 +55,7 @@ def _fix(judgement: Judgement) -> str:
     sizes = working_sizes(plain, depth)
     works = f"without a repair tp_size {_listed(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
     if plain.sharding.tp_size > MAX_RANKS_FOR_REPAIR:
-        sought = f"above tp_size {MAX_RANKS_FOR_REPAIR} a repair is looked for only by {_plan_command(plain)}"
+        sought = f"above tp_size {MAX_RANKS_FOR_REPAIR} a repair is looked for only by {plain.plan_command()}"
         return "; ".join(part for part in (works, sought) if part)
     repaired = repair(plain, depth=depth, first=judgement if plain is judgement.subject else None)
     if repaired.judgement.passed:
@@ -97,7 +97,7 @@ def _without_overrides(subject: Subject) -> Subject:
 
 def _offer(subject: Subject, repaired: Repair, depth: Depth) -> str:
     """The command that writes the repaired plan. Where only shapes were run, the plan may still be refused for its numbers."""
-    command = _plan_command(subject)
+    command = subject.plan_command()
     if not repaired.attempts:
         return f"the model's own plan runs; {command} writes it"
     changed: dict[str, Attempt] = {}
@@ -108,11 +108,6 @@ def _offer(subject: Subject, repaired: Repair, depth: Depth) -> str:
     if depth is Depth.NUMERICS:
         return f"{command} writes a plan that passes: {blocks}"
     return f"{command} writes a plan that runs, if its numbers are right too: {blocks}"
-
-
-def _plan_command(subject: Subject) -> str:
-    purpose = " --purpose training" if subject.training else ""
-    return f"tpplan plan {subject.spec.source.name} --tp-size {subject.sharding.tp_size}{purpose}"
 
 
 def _depth(judgement: Judgement) -> Depth:

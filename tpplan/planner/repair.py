@@ -53,9 +53,7 @@ class Repair:
             message=f"no override that tpplan knows makes this model right at tp_size {report.tp_size}",
             evidence=f"strategy {self.strategy} was tried on {', '.join(dict.fromkeys(tried))}{lacking}",
         )
-        # what a missing plan advises is what was just tried
-        others = (replace(found, fix="") if found.code == "TPP205" else found for found in report.diagnostics)
-        return replace(report, diagnostics=(verdict, *others))
+        return replace(report, diagnostics=(verdict, *report.diagnostics))
 
 
 def repair(

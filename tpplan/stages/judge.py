@@ -71,7 +71,7 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
     diagnostics = _reconcile(diagnostics, outcome)
     share = bytes_per_rank(subject, outcome.local_sizes) if outcome.local_sizes else None
     if share:
-        diagnostics += check_whole(subject, outcome.local_sizes)
+        diagnostics += check_whole(subject, outcome.local_sizes, outcome.entered)
     stages = {"static": _static_stage(diagnostics, seconds), "shapes": _shapes_stage(outcome)}
     if outcome.stop:
         diagnostics.append(stop_diagnostic(subject, outcome))

@@ -108,6 +108,10 @@ def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = F
                     run(model)
                     if comparison.differences:
                         break
+    except _NotFinite as found:
+        return comparison.result(
+            started, not_run=f"the {part} of the unsharded miniature gives {found}, no finite numbers"
+        )
     except Exception as error:  # the model's own code may raise anything
         text = one_line(error)
         if out_of_memory(error):
@@ -117,6 +121,10 @@ def run_numerics(miniature: Miniature, sharding: Sharding, *, training: bool = F
         module = trail.innermost if trail else None
         return comparison.result(started, raised=(part, text), raised_in=module)
     return comparison.result(started)
+
+
+class _NotFinite(Exception):
+    """What the unsharded model gives cannot be compared with; the text is a part of it."""
 
 
 class _Comparison:
@@ -187,11 +195,17 @@ class _Comparison:
         parameters = dict(model.named_parameters())
         scale = max((float(p.grad.abs().max()) for p in self._whole.parameters() if p.grad is not None), default=0.0)
         for name, whole in self._whole.named_parameters():
+            if whole.grad is not None and not whole.grad.isfinite().all():
+                self._whole.zero_grad(set_to_none=True)
+                raise _NotFinite(f"gradients of {name}")
+        for name, whole in self._whole.named_parameters():
             if name in parameters and whole.grad is not None:
                 self._compare_gradient(name, whole.grad, parameters[name].grad, GRADIENT_FLOOR * scale)
         self._whole.zero_grad(set_to_none=True)
 
     def _compare(self, part: Part, expected: Any, found: Any) -> WrongLogits | None:
+        if not expected.isfinite().all():
+            raise _NotFinite("logits")
         ranks = gathered(found, self._tp_size)
         widths = {tuple(tensor.shape) for tensor in ranks}
         if widths != {tuple(expected.shape)}:

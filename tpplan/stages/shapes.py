@@ -74,12 +74,16 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     """Shard and run the model as the first rank, and as the last where shards are uneven, stopping at a failure.
 
     training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
-    In the spec's dtype; in bfloat16 where the unsharded model cannot run in that, for some kernels take no other.
+    In the spec's dtype; in bfloat16 where the unsharded model cannot run in that, for some kernels take no other
+    without weights. A failure in bfloat16 alone decides nothing.
     """
     outcome = _run_ranks(spec, sharding, training, every_layer)
     if not outcome.not_run or outcome.needs_weights or spec.dtype == FALLBACK_DTYPE:
         return outcome
     second = _run_ranks(replace(spec, dtype=FALLBACK_DTYPE), sharding, training, every_layer)
+    if second.stop:  # it may be of that dtype alone, as an alignment in bytes is
+        words = f"{outcome.not_run}; in {FALLBACK_DTYPE} it stops in {second.stop.module or 'the model'}"
+        return replace(outcome, not_run=words, needs_weights=True)
     return second if second.needs_weights or not second.not_run else outcome
 
 
