@@ -30,9 +30,17 @@ def check_facts(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP307: head counts that the file leaves to the class default, where that default is a number of its own."""
+    """TPP307: a dtype that the file leaves open, and head counts where the class default is a number of its own."""
     if subject.facts is not None:
         return
+    if subject.spec.dtype_is_assumed:
+        yield Diagnostic(
+            code="TPP307",
+            message=f"the config names no dtype, and {subject.spec.dtype} counts: from_pretrained takes that of the weights",
+            where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
+            evidence="dtype='auto' of from_pretrained reads the config, then the first weights (modeling_utils._get_dtype)",
+            fix="give --dtype, on which bytes depend",
+        )
     config = text_config(subject.spec.config)
     for field in HEAD_FIELDS:
         value = config_value(config, field)

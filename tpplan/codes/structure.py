@@ -46,7 +46,8 @@ STRUCTURE: dict[str, Code] = {
         "another value counts than the config seems to say",
         "Transformers goes by its class when it loads the model, so the verdict does too: a value that the config leaves "
         "out is the default of the config class, the class that is loaded follows from model_type and not from "
-        "architectures, and of the places where tie_word_embeddings may stand the class reads one.",
+        "architectures, and of the places where tie_word_embeddings may stand the class reads one. Where the config names "
+        "no dtype, from_pretrained takes that of the weights, which no check reads: --dtype says it.",
     ),
     "TPP308": warning(
         "head-arithmetic-disagrees",

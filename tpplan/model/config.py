@@ -39,6 +39,7 @@ class ModelSpec:
     dtype: the dtype the parameters would have, as torch names it. quantization: the quant_method of the checkpoint.
     quantization_config: the value that Transformers would follow, as it stands in config.json. scheme: what it says.
     auto_class_is_chosen: whether the caller named it, and the config alone leads to another or to none.
+    dtype_is_assumed: whether neither caller nor config names the dtype, so that the weights decide.
     """
 
     source: Source
@@ -50,6 +51,7 @@ class ModelSpec:
     scheme: Scheme | None = None
     trust_remote_code: bool = False
     auto_class_is_chosen: bool = False
+    dtype_is_assumed: bool = False
 
 
 def load_spec(
@@ -72,6 +74,7 @@ def load_spec(
         config=config,
         auto_class=find_auto_class(source, config, auto_class, trust_remote_code),
         dtype=dtype or _dtype_of(source, config),
+        dtype_is_assumed=dtype is None and _named_dtype(config) is None,
         quantization=scheme.method if scheme else None,
         quantization_config=quantization_config,
         scheme=scheme,
@@ -300,6 +303,10 @@ def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
     refuse_unread_counts(source, part, text, path, used)
 
 
+def _named_dtype(config: Any) -> Any:
+    return config_value(config, "dtype") or config_value(text_config(config), "dtype")
+
+
 def _fitting_auto_class(source: Source, config: Any) -> str | None:
     """The auto class that the config alone leads to, None where there is none."""
     try:
@@ -312,7 +319,7 @@ def _dtype_of(source: Source, config: Any) -> str:
     """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
     import torch
 
-    dtype = config_value(config, "dtype") or config_value(text_config(config), "dtype") or torch.float32
+    dtype = _named_dtype(config) or torch.float32
     name = str(dtype).removeprefix("torch.")
     if not isinstance(getattr(torch, name, None), torch.dtype):
         key = next((key for key in ("dtype", "torch_dtype") if key in source.config), "dtype")
