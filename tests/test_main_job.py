@@ -362,9 +362,28 @@ class TestPlan:
         assert "4 rules overridden" in the("TPP402", judged).fix
 
     @needs_sarvam
-    def test_when_nothing_helps_it_says_so_with_the_last_evidence(self, tmp_path: Path) -> None:
+    def test_weights_that_the_loader_cannot_take_apart_sharded_are_kept_whole(self, tmp_path: Path) -> None:
+        """q, k and v are one tensor in the checkpoint, which the loader cuts before it splits it by full sizes."""
+        made = tpplan.plan(configs.write(tmp_path, configs.sarvam_moe()), 2)
+        assert made.overrides == rules("qkvo", SUMMED) and made.proven.stages["numerics"] == "passed"
+
+    def test_when_nothing_helps_it_says_so_with_the_last_evidence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from torch.distributed import is_initialized
+
+        from tpplan.stages import load
+
+        real = load.load_sharded
+
+        def only_unsharded(*args, **kwargs):
+            if is_initialized():
+                raise ValueError("no rank can load this")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(load, "load_sharded", only_unsharded)
         with pytest.raises(PlanError) as caught:
-            tpplan.plan(configs.write(tmp_path, configs.sarvam_moe()), 2)
+            tpplan.plan(configs.write(tmp_path, configs.mixtral()), 2)
         assert {"TPP405", "TPP505"} <= set(codes(caught.value.report))
 
     def test_without_a_plan_there_is_nothing_to_repair(self) -> None:

@@ -80,9 +80,9 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
     if proven and proven.load and proven.load.failed:
         yield from share_experts(subject, "loading it sharded fails")
         yield from _experts_whole(subject)
-        if proven.load.wrong:
-            module = proven.load.wrong[1].rpartition(".")[0]
-            yield from _for_block(subject, Strategy.REPLICATE, module, "loading it sharded gives other weights")
+        reason = "loading it sharded gives other weights" if proven.load.wrong else "loading it sharded fails"
+        for module in dict.fromkeys(name.rpartition(".")[0] for name in proven.load.blamed):
+            yield from _for_block(subject, Strategy.REPLICATE, module, reason)
         return
     numerics = proven.numerics if proven else None
     if numerics and numerics.raised_in:

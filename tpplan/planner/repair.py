@@ -135,7 +135,7 @@ def _failure(judgement: Judgement) -> Hashable:
         return ("shapes", stop.phase, wildcard(stop.module or ""))
     proven = judgement.proof
     if proven and proven.load and proven.load.failed:
-        return ("load", proven.load.wrong and wildcard(proven.load.wrong[1]))
+        return ("load", frozenset(map(wildcard, proven.load.blamed)))
     if proven and proven.numerics:
         numerics = proven.numerics
         modules = tuple(wildcard(difference.module or "") for difference in numerics.differences)

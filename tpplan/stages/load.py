@@ -24,12 +24,13 @@ from tpplan.units import ERROR_LENGTH, one_line
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """What the stage found. raised: (rank, error). wrong: (rank, parameter) of the first value that is not its slice.
-    not_run: why there was nothing to load, or empty.
+    blamed: the parameters that the loader could not make, or that one. not_run: why there was nothing to load, or empty.
     """
 
     ranks: tuple[int, ...]
     raised: tuple[int, str] | None = None
     wrong: tuple[int, str] | None = None
+    blamed: tuple[str, ...] = ()
     not_run: str = ""
     seconds: float = 0.0
 
@@ -47,6 +48,7 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
     started = time.perf_counter()
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     raised = wrong = None
+    blamed: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory(prefix="tpplan-") as directory, one_thread(), quiet():
         try:
             save_as_published(miniature.model, directory)
@@ -66,16 +68,16 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
                     if out_of_memory(error):
                         reason = f"there is not enough memory to load the miniature: {one_line(error)}"
                         return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
-                    raised = (rank, _why(error))
+                    raised, blamed = (rank, _why(error)), tuple(conversion_errors(error))
                     break
                 name = _first_wrong(model, whole)
                 if name and _first_wrong(whole, miniature.model):
                     reason = f"from_pretrained of the saved miniature does not give back {name} unsharded either"
                     return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
                 if name:
-                    wrong = (rank, name)
+                    wrong, blamed = (rank, name), (name,)
                     break
-    return Load(ranks=ranks, raised=raised, wrong=wrong, seconds=time.perf_counter() - started)
+    return Load(ranks=ranks, raised=raised, wrong=wrong, blamed=blamed, seconds=time.perf_counter() - started)
 
 
 def _why(error: Exception) -> str:
