@@ -217,10 +217,16 @@ class TestSpellings:
 
     def test_a_class_reads_its_own_name(self, tmp_path: Path) -> None:
         """falcon has num_kv_heads and multi_query, gpt_bigcode multi_query, which also makes num_key_value_heads."""
-        falcon = {"model_type": "falcon", "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 2}
+        falcon = {
+            "model_type": "falcon",
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "num_hidden_layers": 2,
+            "dtype": "float32",
+        }
         heads = {"vocab_size": 160, "num_kv_heads": 2, "multi_query": True, "new_decoder_architecture": True}
         assert [diagnostic["code"] for diagnostic in judged(tmp_path, falcon | heads)[1]] == ["TPP205"]
-        sizes = {"n_embd": 64, "n_head": 8, "n_layer": 2, "vocab_size": 160, "multi_query": True}
+        sizes = {"n_embd": 64, "n_head": 8, "n_layer": 2, "vocab_size": 160, "multi_query": True, "dtype": "float32"}
         assert [d["code"] for d in judged(tmp_path, {"model_type": "gpt_bigcode"} | sizes)[1]] == ["TPP205"]
 
     def test_two_names_of_one_value(self, tmp_path: Path) -> None:
