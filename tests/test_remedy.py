@@ -125,6 +125,16 @@ def test_weights_that_the_loader_cuts_wrongly_are_kept_whole() -> None:
     assert blocks == {f"model.{s}_module.layers.*.{block}" for s in "HL" for block in ("self_attn", "mlp")}
 
 
+@pytest.mark.skipif(transformers_version() < (5, 24), reason="the width as measured on 5.24")
+@pytest.mark.parametrize("training", [False, True])
+def test_logits_of_another_width_take_the_head_whole(training: bool) -> None:
+    """ovis2's head has the embedding's rows, more than it was made for; gathered in eval mode it gives those alone."""
+    repaired = repair.repair(subject(configs.default("ovis2"), 2, training=training), depth=Depth.NUMERICS)
+    assert repaired.judgement.passed
+    style = "replicate" if training else SUMMED
+    assert repaired.overrides == {"lm_head": style, "model.language_model.embed_tokens": style}
+
+
 def test_no_repair_is_said_only_of_what_a_repair_may_mend() -> None:
     """The heads are mended; that Transformers does not have the quantization method is no fault of the plan."""
     unknown = configs.llama(quantization_config={"quant_method": "unheard-of"})

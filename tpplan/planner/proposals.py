@@ -91,6 +91,8 @@ def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
         module = next((difference.module for difference in numerics.differences if difference.module), None)
         if module:
             yield from _for_block(subject, strategy, module, "the numbers are wrong")
+        elif any(difference.width for difference in numerics.differences):
+            yield from _head_whole(subject)
     elif numerics and numerics.gradients:
         yield from _for_gradients(subject, numerics.gradients)
 
