@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
@@ -15,9 +15,6 @@ from tpplan.model.quantization import Quantized, quantized_bytes
 from tpplan.model.quantizer import dequantizes, quantized_weights
 from tpplan.model.quiet import quiet
 from tpplan.units import one_line
-
-if TYPE_CHECKING:
-    pass
 
 DISPATCHED = "ep_dispatch_experts"  # each token travels to the ranks that hold its experts
 

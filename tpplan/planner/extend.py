@@ -45,7 +45,8 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
     bench = bench or Bench(subject)
     whole = list(whole_layers(subject, _entered(judgement)))
     attempts = [_attempt(kind, kind.ways[0]) for kind in whole]
-    together = _tried(judgement, attempts, repaired, depth, bench)
+    # one alone is the first that is tried below
+    together = _tried(judgement, attempts, repaired, depth, bench) if len(attempts) > 1 else None
     if together:
         attempts = [*repaired.attempts, *attempts]
         return replace(repaired, judgement=_without_advice(together), attempts=tuple(attempts))
@@ -82,8 +83,6 @@ def _tried(
     judgement: Judgement, attempts: list[Attempt], repaired: Repair, depth: Depth, bench: Bench
 ) -> Judgement | None:
     """The judgement with the attempts made, if it passes with fewer bytes a rank than before."""
-    if not attempts:
-        return None
     subject = judgement.subject
     for attempt in attempts:
         subject = changed(subject, attempt)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,9 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
         try:
             whole = load_sharded(miniature.spec.auto_class, directory, Sharding(tp_size=1))
         except Exception as error:  # then it is not for its shards that a rank cannot load it
-            reason = f"from_pretrained of the saved miniature raises unsharded too: {_why(error)}"
+            reason = (
+                f"from_pretrained of the saved miniature raises unsharded too: {_why(error, conversion_errors(error))}"
+            )
             return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
@@ -68,7 +71,8 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
                     if out_of_memory(error):
                         reason = f"there is not enough memory to load the miniature: {one_line(error)}"
                         return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
-                    raised, blamed = (rank, _why(error)), tuple(conversion_errors(error))
+                    converting = conversion_errors(error)
+                    raised, blamed = (rank, _why(error, converting)), tuple(converting)
                     break
                 name = _first_wrong(model, whole)
                 if name and _first_wrong(whole, miniature.model):
@@ -80,10 +84,10 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
     return Load(ranks=ranks, raised=raised, wrong=wrong, blamed=blamed, seconds=time.perf_counter() - started)
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, converting: Mapping[str, str]) -> str:
     """The loader's error in a line; where it only says that weights were not converted, the first of those instead."""
-    converting = list(conversion_errors(error).values())
-    return converting[0][:ERROR_LENGTH] if converting else one_line(error)
+    first = next(iter(converting.values()), "")
+    return first[:ERROR_LENGTH] or one_line(error)
 
 
 def _first_wrong(model: Any, whole: Any) -> str | None:
