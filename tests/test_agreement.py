@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import configs
-from tests.subjects import rules
+from tests.support import configs
+from tests.support.subjects import rules
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import ModelFacts, Plan, Target
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import configs
-from tests.subjects import model
+from tests.support import configs
+from tests.support.subjects import model
 from tpplan.checks.reading import check_tie_flags
-from tpplan.checks.subject import Subject
 from tpplan.cli import main
 from tpplan.config_text import DuplicateKeys, keys_of, parse_json, position_of
 from tpplan.model.config import config_value, defaulted, load_spec, text_config_name
 from tpplan.model.skeleton import Sharding
 from tpplan.source import read_source
+from tpplan.subject import Subject
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "configs"
 

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, StaticCache
 
 import tpplan
-from tests import configs
-from tests.subjects import rules, subject
+from tests.support import configs
+from tests.support.subjects import rules, subject
 from tpplan.choices import Depth, Optimize
 from tpplan.cli import main
 from tpplan.model.cache import read_cache

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from tests.test_targets import bus
 from tpplan.cli import main
 from tpplan.codes import CODES
-from tpplan.doctor import Diagnosis, Line, Outcome, diagnose, rendering
+from tpplan.doctor import Diagnosis, Line, LineStatus, diagnose, rendering
 from tpplan.doctor.environment import environment_lines
 from tpplan.doctor.imports import Answers, ask, chips_line, import_lines
 from tpplan.doctor.line import failed, passed
@@ -28,7 +28,7 @@ from tpplan.doctor.packages import package_lines
 from tpplan.doctor.resources import resource_lines
 from tpplan.launch.processes import state_of
 
-PASSED, FAILED, SKIPPED = Outcome.PASSED, Outcome.FAILED, Outcome.NOT_APPLICABLE
+PASSED, FAILED, SKIPPED = LineStatus.PASSED, LineStatus.FAILED, LineStatus.NOT_APPLICABLE
 TIMEOUT = 120.0
 V6E = ("0x1ae0", "0x006f", True)
 
@@ -171,7 +171,7 @@ class TestVersions:
             ("2.14.0.dev20260711", PASSED, "those for torch 2.13.0"),
         ],
     )
-    def test_native_libraries(self, installs: Installs, torch: str, status: Outcome, says: str) -> None:
+    def test_native_libraries(self, installs: Installs, torch: str, status: LineStatus, says: str) -> None:
         home = installs.add("torch_tpu", "0.2.0", code="raise SystemExit('the doctor imports nothing here')")
         (home / "_internal").mkdir()
         for name in ("env_2_11_0.so", "env_2_13_0.so", "plain.so", "libxla_base.so"):
@@ -207,7 +207,7 @@ class TestVersions:
         assert self.lines("cpu")["hub-kernels"].status is SKIPPED
 
     @pytest.mark.parametrize(("version", "status"), [("5.22.1", FAILED), ("5.23.0", PASSED), ("5.24.0", PASSED)])
-    def test_tied_weights(self, installs: Installs, version: str, status: Outcome) -> None:
+    def test_tied_weights(self, installs: Installs, version: str, status: LineStatus) -> None:
         installs.add("transformers", version)
         line = self.lines("tpu")["tied-weights"]
         assert (line.status, line.code) == (status, "TPP304" if status is FAILED else "")
@@ -393,7 +393,7 @@ class TestEnvironment:
         assert lines["rank-variables"].status is lines["chip-variables"].status is PASSED
 
     @pytest.mark.parametrize(("value", "status"), [("0", FAILED), ("1", PASSED)])
-    def test_torch_told_to_leave_torch_tpu_out(self, value: str, status: Outcome) -> None:
+    def test_torch_told_to_leave_torch_tpu_out(self, value: str, status: LineStatus) -> None:
         line = self.lines(TORCH_DEVICE_BACKEND_AUTOLOAD=value)["backend-loading"]
         assert (line.status, line.code) == (status, "TPP927" if status is FAILED else "")
 
@@ -535,7 +535,7 @@ class TestResources:
         assert self.lines("cpu", tmp_path)["allocator"].status is SKIPPED
 
     @pytest.mark.parametrize(("free", "status"), [(2**40, PASSED), (2**20, FAILED), (None, SKIPPED)])
-    def test_memory(self, monkeypatch: pytest.MonkeyPatch, free: int | None, status: Outcome) -> None:
+    def test_memory(self, monkeypatch: pytest.MonkeyPatch, free: int | None, status: LineStatus) -> None:
         monkeypatch.setattr("tpplan.doctor.resources.available_bytes", lambda: free)
         line = self.lines()["memory"]
         assert (line.status, line.code) == (status, "TPP931" if status is FAILED else "")

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import configs
-from tests.subjects import miniature, subject
+from tests.support import configs
+from tests.support.subjects import miniature, subject
 from tpplan import checks
-from tpplan.checks.subject import Subject
 from tpplan.model.internals import transformers_version
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
 from tpplan.planner.proposals import share_experts
 from tpplan.planner.remedy import with_fixes
 from tpplan.stages.judge import judge
+from tpplan.subject import Subject
 
 runs_sharded = pytest.mark.skipif(transformers_version() < (5, 20), reason="experts by rank do not run without weights")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import configs
-from tests.subjects import rules, subject
+from tests.support import configs
+from tests.support.subjects import rules, subject
 from tpplan.choices import Depth
 from tpplan.cli import main
 from tpplan.model.internals import transformers_version

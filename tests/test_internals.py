@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests import configs
+from tests.support import configs
 from tpplan.diagnostics import PlanError
 from tpplan.model import internals as door
 from tpplan.model.internals import ARGUMENTS, MEMBERS, PROBES, internals

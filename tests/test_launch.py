@@ -20,13 +20,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests import checkpoints
+from tests.support import checkpoints
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
 from tpplan.launch.run import Launch
 from tpplan.launch.verify import verify
-from tpplan.launch.worker import Phase, RankResult, read_result
+from tpplan.launch.worker import LaunchPhase, RankResult, read_result
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.request import Request
@@ -263,7 +263,7 @@ def test_two_hosts_meet_at_the_endpoint(llama: Path, scratch: Path, no_room: Non
     assert codes(report) == ["TPP518"]
     assert [rank["rank"] for rank in report.ranks] == [0]
     assert [rank["rank"] for rank in there["ranks"]] == [1]
-    assert report.ranks[0]["phase"] == there["ranks"][0]["phase"] == Phase.DONE
+    assert report.ranks[0]["phase"] == there["ranks"][0]["phase"] == LaunchPhase.DONE
     assert report.ranks[0]["tokens"] == there["ranks"][0]["tokens"]
     assert report.ranks[0]["tokens_equal"] is None
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tpplan.checks.subject import Subject
 from tpplan.launch import worker
 from tpplan.launch.checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
 from tpplan.launch.compare import first_unequal
@@ -21,6 +20,7 @@ from tpplan.model.config import load_spec
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.source import Source
 from tpplan.stages.difference import difference
+from tpplan.subject import Subject
 
 CONFIG = {
     "model_type": "llama",

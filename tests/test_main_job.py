@@ -16,8 +16,8 @@ from packaging.version import Version
 from transformers import CONFIG_MAPPING
 
 import tpplan
-from tests import configs
-from tests.subjects import rules, subject
+from tests.support import configs
+from tests.support.subjects import rules, subject
 from tpplan import InputError, PlanError, Report
 from tpplan.checks import ties, widths
 from tpplan.cli import main

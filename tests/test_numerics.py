@@ -15,8 +15,8 @@ import torch.distributed as dist
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tests import configs
-from tests.subjects import ATTENTION, miniature, model, rules, subject
+from tests.support import configs
+from tests.support.subjects import ATTENTION, miniature, model, rules, subject
 from tpplan.miniature.build import make_miniature
 from tpplan.miniature.shrink import shrink
 from tpplan.miniature.widths import Hidden, Size, Towers

@@ -12,11 +12,10 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import tpplan
-from tests import configs
-from tests.subjects import model, rules
+from tests.support import configs
+from tests.support.subjects import model, rules
 from tests.test_styles import sharded
 from tpplan.checks.rules import check_rule_names, check_styles
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Verdict
 from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.ranks import fake_rank
@@ -24,6 +23,7 @@ from tpplan.model.skeleton import Sharding, build_on_meta, known_styles, shard, 
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.file import parse_plan
 from tpplan.styles import STYLES
+from tpplan.subject import Subject
 
 quick = settings(max_examples=100, deadline=None)
 # Seconds an example: the same few in every run, and a failure is shown as it was found.

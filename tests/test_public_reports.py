@@ -1,4 +1,4 @@
-"""tpplan says what is right for each public report in `tests.public_reports`, and makes the plan that mends it."""
+"""tpplan says what is right for each public report in `tests.support.public_reports`, and makes the plan that mends it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from packaging.specifiers import SpecifierSet
 from transformers import CONFIG_MAPPING
 
 import tpplan
-from tests import configs
-from tests.public_models import Model, Numbers, qwen3_5
-from tests.public_reports import NO_PLAN, NOT_TRANSFORMERS, OWN_TEST, ROWS, Right, Row
-from tests.subjects import subject
+from tests.support import configs
+from tests.support.public_models import Model, Numbers, qwen3_5
+from tests.support.public_reports import NO_PLAN, NOT_TRANSFORMERS, OWN_TEST, ROWS, Right, Row
+from tests.support.subjects import subject
 from tpplan import InputError, PlanError, Report
 from tpplan.diagnostics import Severity, Verdict
 from tpplan.plan_files.document import ModelFacts, Plan, Target

@@ -30,8 +30,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpplan
-from tests import configs, quantized
-from tests.subjects import subject
+from tests.support import configs, quantized
+from tests.support.subjects import subject
 from tpplan import checks
 from tpplan.checks.quantization import check_quantization
 from tpplan.checks.scales import RAISES, WRONG, slice_of, spread
@@ -299,7 +299,7 @@ def test_methods_that_do_not_shard(tmp_path: Path, package: str, method: str, ou
         quantized.packed_checkpoint(tmp_path, config, method)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launched = subprocess.run(
-        [*command, "-m", "tests.quantized", str(tmp_path)],
+        [*command, "-m", "tests.support.quantized", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[1],

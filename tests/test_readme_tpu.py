@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import checkpoints
+from tests.support import checkpoints
 
 HOME = Path(tpplan.__file__).parents[1]
 README = HOME / "README.md"

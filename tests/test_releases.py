@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import configs
-from tests.subjects import rules, subject
+from tests.support import configs
+from tests.support.subjects import rules, subject
 from tests.test_main_job import write_safetensors
 from tpplan import PlanError, Report
 from tpplan.choices import Depth

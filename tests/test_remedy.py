@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests import configs
-from tests.subjects import rules, subject
+from tests.support import configs
+from tests.support.subjects import rules, subject
 from tpplan.checks.heads import dividing_sizes
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
@@ -15,7 +15,7 @@ from tpplan.model.internals import transformers_version
 from tpplan.planner import remedy, repair
 from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
 from tpplan.stages.judge import judge
-from tpplan.stages.shapes import Outcome
+from tpplan.stages.shapes import ShapesOutcome
 from tpplan.units import count, in_one_unit, signal_name
 
 SUMMED = "replicated_with_grad_allreduce"
@@ -81,7 +81,7 @@ def test_the_words_say_how_far_a_repair_was_run() -> None:
 
 def test_nothing_is_offered_where_nothing_ran() -> None:
     judged = judge(subject(configs.llama(), 4))
-    not_run = Outcome(ranks=(0, 3), not_run="the model does not run unsharded either")
+    not_run = ShapesOutcome(ranks=(0, 3), not_run="the model does not run unsharded either")
     (heads,) = [d for d in with_fixes(replace(judged, outcome=not_run)).diagnostics if d.code == "TPP301"]
     assert heads.fix == ""
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests import configs
-from tests.subjects import model
+from tests.support import configs
+from tests.support.subjects import model
 from tpplan.model.repeats import first_of_each_kind, run_repeats_once
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.shapes import Outcome, run_shapes
+from tpplan.stages.shapes import ShapesOutcome, run_shapes
 
 KINDS = ["sliding_attention", "full_attention"]
 SMALL = {
@@ -73,7 +73,7 @@ def layers(config: configs.Config) -> list[int]:
     return max(kinds.values(), key=len)
 
 
-def what_was_learned(outcome: Outcome) -> tuple:
+def what_was_learned(outcome: ShapesOutcome) -> tuple:
     return (outcome.stop, outcome.not_run, outcome.local_sizes, outcome.logits_width)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests import configs
-from tests.subjects import rules
+from tests.support import configs
+from tests.support.subjects import rules
 from tpplan import api
 from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic, Place, Report
 from tpplan.plan_files.document import ModelFacts, Plan, Target
-from tpplan.report import as_json
+from tpplan.rendering import as_json
 
 SUMMED = "replicated_with_grad_allreduce"
 

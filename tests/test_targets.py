@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import tpplan
-from tests import configs
-from tests.subjects import subject
+from tests.support import configs
+from tests.support.subjects import subject
 from tpplan.checks import targets as checks_of_targets
 from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
 from tpplan.choices import MAX_TP_SIZE, Device

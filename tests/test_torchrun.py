@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import checkpoints
+from tests.support import checkpoints
 from tpplan.diagnostics import PlanError, Status
 from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 from tpplan.launch.verify import verify

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests import configs
+from tests.support import configs
 from tpplan import InputError
 from tpplan.cli import main
 from tpplan.codes import CODES

@@ -10,10 +10,10 @@ from tpplan.diagnostics import PlanError, Report
 from tpplan.plan_files.document import ModelFacts, Plan, Proof, Target
 
 if TYPE_CHECKING:
-    from tpplan.checks.subject import Subject
     from tpplan.planner.candidates import Candidate
     from tpplan.planner.repair import Repair
     from tpplan.request import Request
+    from tpplan.subject import Subject
 
 
 def check_request(request: Request, depth: str) -> Report:
@@ -70,7 +70,7 @@ def make_best_plan(
     from tpplan.planner.candidates import all_strategies, best
 
     _check_name(request)
-    candidates = all_strategies(_open_model(request, strategy), extend=extend)
+    candidates = all_strategies(_model_to_plan(request, strategy), extend=extend)
     if optimize:
         chosen = best(candidates, Optimize(optimize))
     else:
@@ -97,7 +97,7 @@ def candidates_by_size(
         raise usage_error(f"depth is {str(depth)!r}", fix="give shapes or numerics: static alone measures nothing")
     for size in tp_sizes:
         check_values(replace(request, tp_size=size))
-    subject = _open_model(replace(request, tp_size=1), strategy)
+    subject = _model_to_plan(replace(request, tp_size=1), strategy)
     return all_sizes(subject, tp_sizes, Strategy(strategy), Depth(depth))
 
 
@@ -141,7 +141,7 @@ def _repair(request: Request, strategy: str, extend: bool = False) -> Repair:
     from tpplan.planner.repair import repair
     from tpplan.stages.proof import Bench
 
-    subject = _open_model(request, strategy)
+    subject = _model_to_plan(request, strategy)
     bench = Bench(subject)
     repaired = repair(subject, Strategy(strategy), Depth.NUMERICS, bench=bench)
     if extend:
@@ -151,7 +151,7 @@ def _repair(request: Request, strategy: str, extend: bool = False) -> Repair:
     raise PlanError(repaired.report())
 
 
-def _open_model(request: Request, strategy: str) -> Subject:
+def _model_to_plan(request: Request, strategy: str) -> Subject:
     from tpplan.request import open_request, usage_error
 
     if strategy not in tuple(Strategy):

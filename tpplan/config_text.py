@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-Keys = tuple[str | int, ...]  # keys and list indices, from the outermost object down to a value
-Position = tuple[int, int]  # line and column, 1-based
+from tpplan.diagnostics import Keys, Position
 
 MAX_DEPTH = 64  # of objects and lists inside one another; configs have a handful
 

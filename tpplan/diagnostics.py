@@ -7,6 +7,9 @@ from enum import StrEnum
 
 from tpplan.codes import CODES, Severity
 
+Keys = tuple[str | int, ...]  # keys and list indices, from the outermost value of a file down to one inside it
+Position = tuple[int, int]  # line and column, 1-based
+
 
 @dataclass(frozen=True, kw_only=True)
 class Place:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpplan.checks.subject import Subject
 from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose
 from tpplan.diagnostics import Diagnostic, InputError
 from tpplan.model.config import load_spec
@@ -17,6 +16,7 @@ from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.plan_files.document import Plan, Target
 from tpplan.plan_files.file import PlanFile, read_plan
 from tpplan.source import Source, read_source
+from tpplan.subject import Subject
 
 PLAN_SUFFIXES = (".yaml", ".yml")
 

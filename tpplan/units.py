@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable, Sequence
 
 BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 COUNTS = (("B", 10**9), ("M", 10**6), ("K", 10**3), ("", 1))
@@ -30,6 +31,18 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def joined(items: Iterable[object], word: str = "and") -> str:
+    """`1`, `1 and 2`, or `1, 2 and 4`."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
+def first_few(names: Sequence[str], limit: int) -> str:
+    """The first `limit` names, and how many more there are."""
+    more = f", and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def in_one_unit(*sizes: int) -> list[str]:

@@ -11,11 +11,11 @@ from tpplan.checks.pairs import check_key_value_alone, check_logits, check_partn
 from tpplan.checks.quantization import check_quantization
 from tpplan.checks.reading import check_architectures, check_groups, check_tie_flags
 from tpplan.checks.rules import check_plan_exists, check_rule_names, check_styles, with_names_mended
-from tpplan.checks.subject import Subject
 from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
 from tpplan.checks.ties import check_tied_styles, check_tied_weights_on_tpu
 from tpplan.checks.widths import check_gathered_widths
 from tpplan.diagnostics import Diagnostic
+from tpplan.subject import Subject
 
 # With an error from one of these, Transformers rejects the plan before it cuts anything.
 REJECTING = (check_plan_exists, check_rule_names, check_styles, check_ep_size, check_experts_divide)

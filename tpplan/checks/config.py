@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.config import config_value, defaulted, text_config, text_config_place
 from tpplan.model.facts import changed_facts
 from tpplan.model.quantization_facts import quantization_facts
+from tpplan.subject import Subject
 
 HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")
 

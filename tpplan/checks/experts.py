@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic
 from tpplan.model.config import config_value, text_config, text_config_place
 from tpplan.model.skeleton import style_of, wildcard
+from tpplan.subject import Subject
 
 EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 BY_EXPERT = "grouped_gemm"  # the style that gives each rank whole experts

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tpplan.checks.attention import AttentionBlock, Projection, attention_blocks
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.attention import AttentionBlock, Projection, attention_blocks
 from tpplan.model.config import config_value, text_config, text_config_place
 from tpplan.model.skeleton import wildcard
 from tpplan.styles import Flow
+from tpplan.subject import Subject
 
 
 def check_heads(subject: Subject) -> Iterator[Diagnostic]:

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
 from tpplan.checks.experts import experts_divide
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place
 from tpplan.model.skeleton import wildcard
+from tpplan.subject import Subject
 from tpplan.units import count, in_one_unit
 
 # A rank that holds more than this many times the ideal share is told what it holds whole.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.attention import attention_blocks
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic
+from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import wildcard
 from tpplan.styles import Flow
+from tpplan.subject import Subject
 
 # Projections of a feed-forward block: those that widen, and those that read what was widened.
 UP = ("gate_proj", "up_proj", "gate_up_proj", "fc1", "fc_in", "c_fc", "w1", "w3", "dense_h_to_4h", "wi_0", "wi_1", "wi")

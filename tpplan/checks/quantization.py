@@ -7,7 +7,6 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from tpplan.checks.scales import Spread, spread
-from tpplan.checks.subject import Subject
 from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
@@ -23,6 +22,7 @@ from tpplan.model.quantizer import (
 )
 from tpplan.model.skeleton import style_of, wildcard
 from tpplan.styles import style
+from tpplan.subject import Subject
 
 PACKED = ("packed_colwise", "packed_rowwise")  # gate and up in one weight, each cut by itself
 AXES = ("rows", "columns")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.attention import AttentionBlock, attention_blocks
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
+from tpplan.model.attention import AttentionBlock, attention_blocks
 from tpplan.model.config import text_config_path, text_config_place, text_part
 from tpplan.model.skeleton import wildcard
+from tpplan.subject import Subject
 
 TIE = "tie_word_embeddings"
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import known_styles, wildcard
+from tpplan.subject import Subject
 
 
 def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:

@@ -42,8 +42,8 @@ class Spread:
             text += (
                 f"; {self.size} / {self.ranks} ranks = {self.size / self.ranks:g} a rank, {share / self.block:g} blocks"
             )
-        failing = [f"loading raises on {_listed(self.raising)}"] if self.raising else []
-        failing += [f"scales of other blocks on {_listed(self.wrong)}"] if self.wrong else []
+        failing = [f"loading raises on {_ranks_named(self.raising)}"] if self.raising else []
+        failing += [f"scales of other blocks on {_ranks_named(self.wrong)}"] if self.wrong else []
         return f"{text}; {', '.join(failing)}" if self.ranks > 1 and failing else text
 
 
@@ -78,7 +78,7 @@ def _belong(start: int, end: int, first: int, count: int, block: int) -> bool:
     )
 
 
-def _listed(ranks: tuple[int, ...]) -> str:
+def _ranks_named(ranks: tuple[int, ...]) -> str:
     """`rank 3`, `ranks 0 to 5` or `ranks 0 and 3`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.subject import Subject
 from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic
+from tpplan.subject import Subject
 from tpplan.targets import CUBE, Hardware, resolve
 
 SOURCE = "torch_tpu's hardware table and the slices that Google publishes"

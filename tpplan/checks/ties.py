@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import transformers_version, versions
 from tpplan.model.skeleton import wildcard
+from tpplan.subject import Subject
 
 # Transformers 5.23 replaced torch.equal on two DTensors (a MIN all-reduce) by a SUM all-reduce.
 TIES_LOAD_ON_TPU = (5, 23)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import has_uneven_gather, versions
 from tpplan.model.skeleton import wildcard
+from tpplan.subject import Subject
 
 GATHERED = ("colwise_gather_output", "colwise_rep")
 

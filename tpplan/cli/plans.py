@@ -172,7 +172,7 @@ def sizes(
     _leave_chips_alone()
     from tpplan import answers
     from tpplan.cli import tables
-    from tpplan.report import document
+    from tpplan.rendering import document
 
     request = _request(
         what=what,

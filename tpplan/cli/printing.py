@@ -10,7 +10,7 @@ from tpplan.diagnostics import Report
 
 
 def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
-    from tpplan import report as rendering
+    from tpplan import rendering
 
     if output_format is Format.JSON:
         sys.stdout.write(rendering.as_json(report))
@@ -24,7 +24,7 @@ NOTHING_TO_TRY = "tpplan has none to try for what text reaches and no rule shard
 
 def say_repair(repaired: Any, output: str | None, *, extend: bool = False) -> None:
     """On stderr: what the plan overrides and why, and what was run to prove it. extend: more rules were asked for."""
-    from tpplan import report as rendering
+    from tpplan import rendering
 
     for attempt in repaired.attempts:
         block = attempt.block or "the model"

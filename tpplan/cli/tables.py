@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tpplan.diagnostics import Memory, Verdict
 from tpplan.planner.candidates import Candidate
-from tpplan.report import VERDICT_STYLE
+from tpplan.rendering import VERDICT_STYLE
 from tpplan.stages.usage import Usage
 from tpplan.units import gib
 

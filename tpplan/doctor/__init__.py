@@ -7,12 +7,12 @@ from pathlib import Path
 
 from tpplan.doctor.environment import environment_lines
 from tpplan.doctor.imports import import_lines
-from tpplan.doctor.line import Diagnosis, Line, Outcome
+from tpplan.doctor.line import Diagnosis, Line, LineStatus
 from tpplan.doctor.machine import machine
-from tpplan.doctor.packages import package_lines, versions
+from tpplan.doctor.packages import package_lines, versions_of_all
 from tpplan.doctor.resources import resource_lines
 
-__all__ = ["Diagnosis", "Line", "Outcome", "diagnose"]
+__all__ = ["Diagnosis", "Line", "LineStatus", "diagnose"]
 SECONDS = 60.0  # for torch, or torch_tpu and its chips, to answer
 
 
@@ -35,4 +35,4 @@ def diagnose(
     lines = (
         line for part in (package_lines, import_lines, environment_lines, resource_lines) for line in part(looked_at)
     )
-    return Diagnosis(device=str(looked_at.device), versions=versions(), lines=tuple(lines))
+    return Diagnosis(device=str(looked_at.device), versions=versions_of_all(), lines=tuple(lines))

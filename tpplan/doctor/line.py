@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Outcome(StrEnum):
+class LineStatus(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     NOT_APPLICABLE = "not-applicable"
@@ -21,27 +21,27 @@ class Line:
     """
 
     name: str
-    status: Outcome
+    status: LineStatus
     found: str
     code: str = ""
     fix: str = ""
 
     def to_dict(self) -> dict:
-        key = "reason" if self.status is Outcome.NOT_APPLICABLE else "found"
+        key = "reason" if self.status is LineStatus.NOT_APPLICABLE else "found"
         shown = {"name": self.name, "status": str(self.status), key: self.found}
-        return shown | ({"code": self.code, "fix": self.fix} if self.status is Outcome.FAILED else {})
+        return shown | ({"code": self.code, "fix": self.fix} if self.status is LineStatus.FAILED else {})
 
 
 def passed(name: str, found: str) -> Line:
-    return Line(name=name, status=Outcome.PASSED, found=found)
+    return Line(name=name, status=LineStatus.PASSED, found=found)
 
 
 def failed(name: str, found: str, *, code: str, fix: str = "") -> Line:
-    return Line(name=name, status=Outcome.FAILED, found=found, code=code, fix=fix)
+    return Line(name=name, status=LineStatus.FAILED, found=found, code=code, fix=fix)
 
 
 def not_applicable(name: str, reason: str) -> Line:
-    return Line(name=name, status=Outcome.NOT_APPLICABLE, found=reason)
+    return Line(name=name, status=LineStatus.NOT_APPLICABLE, found=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Diagnosis:
 
     @property
     def failed(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.status is Outcome.FAILED)
+        return tuple(line for line in self.lines if line.status is LineStatus.FAILED)
 
     @property
     def exit_code(self) -> int:

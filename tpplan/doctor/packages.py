@@ -44,7 +44,7 @@ def installed(package: str) -> Distribution | None:
         return None
 
 
-def versions() -> dict[str, str]:
+def versions_of_all() -> dict[str, str]:
     """Installed versions by package, in the order of PACKAGES."""
     found = ((package, installed(package)) for package in PACKAGES)
     return {package: str(distribution.version) for package, distribution in found if distribution is not None}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpplan.doctor.line import Diagnosis, Outcome
-from tpplan.report import document, shown
+from tpplan.doctor.line import Diagnosis, LineStatus
+from tpplan.rendering import document, shown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-STYLES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_APPLICABLE: "dim"}
+STYLES = {LineStatus.PASSED: "green", LineStatus.FAILED: "bold red", LineStatus.NOT_APPLICABLE: "dim"}
 
 
 def as_json(diagnosis: Diagnosis) -> str:
@@ -26,11 +26,13 @@ def as_table(diagnosis: Diagnosis) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for line in diagnosis.lines:
         found = Text(shown(line.found))
-        if line.status is Outcome.FAILED:
+        if line.status is LineStatus.FAILED:
             found = Text(f"{line.code}: ") + found
             found.append(f"\nfix: {shown(line.fix)}" if line.fix else "")
         table.add_row(Text(str(line.status), style=STYLES[line.status]), Text(line.name), found)
     count = len(diagnosis.failed)
-    verdict = Text(f"{count} failed" if count else "pass", style=STYLES[Outcome.FAILED if count else Outcome.PASSED])
+    verdict = Text(
+        f"{count} failed" if count else "pass", style=STYLES[LineStatus.FAILED if count else LineStatus.PASSED]
+    )
     table.add_row(verdict, Text("verdict"), Text(f"as {diagnosis.device}"))
     return table

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.launch.processes import available_bytes
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import build_skeleton
 from tpplan.source import HUB_ID, Source, read_source
+from tpplan.subject import Subject
 from tpplan.units import gib, one_line
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

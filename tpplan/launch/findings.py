@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.launch.worker import Phase, RankResult
+from tpplan.launch.worker import LaunchPhase, RankResult
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.stages.difference import TOLERANCES
-from tpplan.units import signal_name
+from tpplan.subject import Subject
+from tpplan.units import first_few, signal_name
 
-PHASES = list(Phase)
+PHASES = list(LaunchPhase)
 LISTED = 4
 STOPPED = "T"  # the state letter in /proc/PID/stat of a process that a signal stopped
 
@@ -42,13 +42,13 @@ class Ended:
     out_of_memory: bool = False
     launcher: tuple[int, str] = (0, "")
 
-    def phase(self, rank: int) -> Phase:
-        return Phase(self.results[rank].phase) if rank in self.results else Phase.START
+    def phase(self, rank: int) -> LaunchPhase:
+        return LaunchPhase(self.results[rank].phase) if rank in self.results else LaunchPhase.START
 
 
 def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
     """Why the ranks did not all come to their end, or None when they did. What follows from it is not said again."""
-    if all(ended.phase(rank) is Phase.DONE for rank in ended.ranks):
+    if all(ended.phase(rank) is LaunchPhase.DONE for rank in ended.ranks):
         return None
     place = Place(file=subject.spec.source.name)
     if ended.after is not None:
@@ -77,7 +77,7 @@ def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
 
 
 def _hangs(ended: Ended, subject: Subject, place: Place) -> Diagnostic:
-    late = [rank for rank in ended.ranks if ended.phase(rank) is not Phase.DONE]
+    late = [rank for rank in ended.ranks if ended.phase(rank) is not LaunchPhase.DONE]
     stopped = [rank for rank in late if ended.states.get(rank) == STOPPED]
     least = min(PHASES.index(ended.phase(rank)) for rank in late)
     named = stopped or [rank for rank in late if PHASES.index(ended.phase(rank)) == least]
@@ -159,7 +159,7 @@ def _missing_weights(ended: Ended, results: list[RankResult], place: Place) -> I
             code="TPP522",
             message=f"the checkpoint gave no value to {_counted(len(missing), 'parameter')}, which are random now",
             where=place,
-            evidence=_listed(missing),
+            evidence=first_few(missing, LISTED),
         )
 
 
@@ -209,7 +209,7 @@ def _wrong_gradients(
             code="TPP516",
             message=f"the gradients of {_counted(len(found), 'parameter')} are {how}",
             where=place,
-            evidence=f"{_listed(rules)}; worst on rank {rank}, {worst['parameter']}: "
+            evidence=f"{first_few(rules, LISTED)}; worst on rank {rank}, {worst['parameter']}: "
             f"{_off(worst['error'], 'gradient')}, {worst['first']}",
             fix=_gradient_fix(ratio, rules, subject),
         )
@@ -261,11 +261,6 @@ def _ranks(ranks: Iterable[int], subject: Subject) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def _listed(names: list[str]) -> str:
-    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _off(error: float, what: str) -> str:

@@ -13,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.launch.checkpoint import Checkpoint
 from tpplan.launch.findings import Ended
 from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
 from tpplan.launch.torchrun import FAILURES, agent_command
-from tpplan.launch.worker import UNSHARDED, Job, Phase, RankResult, read_result
+from tpplan.launch.worker import UNSHARDED, Job, LaunchPhase, RankResult, read_result
 from tpplan.model.forward import example_inputs
+from tpplan.subject import Subject
 from tpplan.targets import AUTOLOAD
 from tpplan.units import signal_name
 
-PHASES = list(Phase)
+PHASES = list(LaunchPhase)
 NEW_TOKENS = 8
 POLL_SECONDS = 0.05
 STACK_SECONDS = 0.5  # for ranks that hang to write down where they are
@@ -76,7 +76,7 @@ class Launch:
         held = self.subject.skeleton.bytes
         in_time = self._wait(child, lambda: self._report_progress("unsharded model", [read_result(path)], held))
         result = read_result(path)
-        phase = result.phase if result else Phase.START
+        phase = result.phase if result else LaunchPhase.START
         words = _tail(self.space.directory / "unsharded.log")
         if not in_time:
             return None, [self._fails(f"did not finish {phase} within {self.timeout:g} s", words)]
@@ -127,10 +127,10 @@ class Launch:
 
     def _report_progress(self, what: str, results: list[RankResult | None], held: int) -> None:
         """The part done: phases, and while loading the memory that a process has of what it will hold."""
-        phases = [PHASES.index(Phase(result.phase)) if result else 0 for result in results]
+        phases = [PHASES.index(LaunchPhase(result.phase)) if result else 0 for result in results]
         done = float(sum(phases))
         for result in results:
-            if result and result.phase == Phase.LOAD and held:
+            if result and result.phase == LaunchPhase.LOAD and held:
                 done += min(resident_bytes(result.pid) / held, 1.0)
         self.progress(f"{what}: {PHASES[min(phases)]}", min(done / len(phases) / (len(PHASES) - 1), 1.0))
 

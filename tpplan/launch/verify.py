@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tpplan.checks.memory import bytes_per_rank
-from tpplan.checks.subject import Subject
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.launch.checkpoint import NotLaunched, SaveMiniature, find_checkpoint, unsharded_does_not_fit
@@ -25,6 +24,7 @@ from tpplan.model.skeleton import build_skeleton
 from tpplan.request import Request, open_request, usage_error
 from tpplan.stages.shapes import run_shapes
 from tpplan.stages.usage import Usage, measure
+from tpplan.subject import Subject
 from tpplan.units import gib
 
 HOST_AND_PORT = re.compile(r"([^\s:]+|\[[\da-fA-F:.]+\])(:\d{1,5})?")

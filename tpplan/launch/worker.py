@@ -28,7 +28,7 @@ NUMBERS = "unsharded.safetensors"
 PEERS_SECONDS = 2.0
 
 
-class Phase(StrEnum):
+class LaunchPhase(StrEnum):
     """In the order in which they run; `compare` is the comparison of gradients."""
 
     START = "start"
@@ -78,7 +78,7 @@ class RankResult:
 
     rank: int
     pid: int
-    phase: str = Phase.START
+    phase: str = LaunchPhase.START
     since: float = 0.0
     load_seconds: float | None = None
     peak_bytes: int | None = None
@@ -111,9 +111,9 @@ class _Notes:
     def __init__(self, path: Path, rank: int) -> None:
         self._path = path
         self._values: dict[str, Any] = {"rank": rank, "pid": os.getpid()}
-        self.enter(Phase.START)
+        self.enter(LaunchPhase.START)
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: LaunchPhase) -> None:
         self.put(phase=str(phase), since=time.time())
 
     def put(self, **values: Any) -> None:
@@ -129,9 +129,9 @@ def run(job: Job, notes: _Notes, unsharded: RankResult | None, *, whole: bool) -
 
     torch.manual_seed(0)
     numbers = UnshardedNumbers(Path(job.results) / NUMBERS, job.dtype)
-    notes.enter(Phase.LOAD)
+    notes.enter(LaunchPhase.LOAD)
     model = _load(job, notes, whole)
-    notes.enter(Phase.FORWARD)
+    notes.enter(LaunchPhase.FORWARD)
     inputs = {name: torch.tensor(values) for name, values in job.inputs.items()}
     with torch.set_grad_enabled(job.training):
         output = _logits(model, inputs)
@@ -141,11 +141,11 @@ def run(job: Job, notes: _Notes, unsharded: RankResult | None, *, whole: bool) -
         notes.put(logits=asdict(numbers.compare_logits(logits)))
     gradients = _gradients(model, output, notes, numbers, unsharded, whole) if job.training else {}
     if model.can_generate():
-        notes.enter(Phase.GENERATE)
+        notes.enter(LaunchPhase.GENERATE)
         _note_tokens(model, inputs["input_ids"], job, notes, unsharded, whole)
     if whole:
         numbers.save(logits, gradients)
-    notes.enter(Phase.DONE)
+    notes.enter(LaunchPhase.DONE)
 
 
 def _load(job: Job, notes: _Notes, whole: bool) -> Any:
@@ -182,9 +182,9 @@ def _gradients(
     model: Any, output: Any, notes: _Notes, numbers: UnshardedNumbers, unsharded: RankResult | None, whole: bool
 ) -> dict[str, Any]:
     """Run the backward. The whole run returns its gradients, a rank notes how its own compare with those."""
-    notes.enter(Phase.BACKWARD)
+    notes.enter(LaunchPhase.BACKWARD)
     _objective(output).backward()
-    notes.enter(Phase.COMPARE)
+    notes.enter(LaunchPhase.COMPARE)
     gradients: dict[str, Any] = {}
     if whole:
         gradients = {name: on_cpu(p.grad) for name, p in model.named_parameters() if p.grad is not None}
@@ -295,7 +295,7 @@ def _wait_for_peers(results: Path) -> None:
     count = int(os.environ["LOCAL_WORLD_SIZE"])
     while time.monotonic() < deadline:
         found = [read_result(path) for path in results.glob("rank-*.json")]
-        if sum(1 for result in found if result and (result.error or result.phase == Phase.DONE)) >= count:
+        if sum(1 for result in found if result and (result.error or result.phase == LaunchPhase.DONE)) >= count:
             return
         time.sleep(0.05)
 

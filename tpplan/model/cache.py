@@ -11,7 +11,7 @@ from typing import Any
 FIELDS = ("past_key_values", "cache_params", "state")
 SELF, CROSS = "self", "cross"  # an encoder-decoder's decoder has a cache of each
 PARTS = (SELF, CROSS)
-Place = tuple[str, int]  # one of PARTS, and the number of the layer in it
+CacheSlot = tuple[str, int]  # one of PARTS, and the number of the layer in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ def static_cache(config: Any, length: int) -> Any:
     return StaticCache(config=config, max_cache_len=length)
 
 
-def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[Place, LayerState]:
+def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[CacheSlot, LayerState]:
     """The state of every layer that has one, by its place in the cache; empty where the model keeps nothing.
 
     itemsizes: bytes that an element of a dtype counts, where that is not the dtype's own.
     """
-    states: dict[Place, LayerState] = {}
+    states: dict[CacheSlot, LayerState] = {}
     for name in FIELDS:
         cache = getattr(output, name, None)
         if cache is None:

@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from tpplan.config_text import Keys
-from tpplan.diagnostics import Diagnostic
+from tpplan.diagnostics import Diagnostic, Keys
 from tpplan.source import Source
 
 # Numbers of heads, by the names that config classes give them.

@@ -10,10 +10,10 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.diagnostics import Diagnostic, InputError, Keys, Place, Position
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.shape import all_mistakes
-from tpplan.plan_files.text import Keys, Position, end_of, place_of, read_yaml
+from tpplan.plan_files.text import end_of, place_of, read_yaml
 
 MAX_BYTES = 1 << 20
 

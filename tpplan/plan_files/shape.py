@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tpplan.diagnostics import Diagnostic
+from tpplan.diagnostics import Diagnostic, Keys
 from tpplan.plan_files.document import plan_schema
-from tpplan.plan_files.text import INTEGER, Document, Keys, bare, cut, kind_of, name_of, place_of, shown
+from tpplan.plan_files.text import INTEGER, Document, bare, cut, kind_of, name_of, place_of, shown
 
 if TYPE_CHECKING:
     from jsonschema import Draft202012Validator, ValidationError

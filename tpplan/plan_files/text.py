@@ -15,13 +15,11 @@ from typing import Any, NoReturn
 
 import yaml
 
-from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.diagnostics import Diagnostic, InputError, Keys, Place, Position
 from tpplan.plan_files.document import MAX_DEPTH, MAX_DIGITS
 
 MAX_NODES = 50_000
 
-Keys = tuple[str | int, ...]  # keys and list indices, from the plan down to a value
-Position = tuple[int, int]  # line and column, 1-based
 
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(INTEGER.pattern + r"(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Optimize, Strategy
 from tpplan.diagnostics import Report, Verdict
 from tpplan.planner.costs import Costs, costs_of, whole_usage, with_costs
@@ -14,6 +13,7 @@ from tpplan.planner.repair import Repair, repair
 from tpplan.stages.judge import judge
 from tpplan.stages.proof import Bench
 from tpplan.stages.usage import Usage
+from tpplan.subject import Subject
 from tpplan.targets import resolve
 
 UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tpplan.checks.subject import Subject
 from tpplan.source import CONFIG_NAME
+from tpplan.subject import Subject
 
 
 def as_json(subject: Subject) -> str:

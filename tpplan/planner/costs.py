@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.model.skeleton import Sharding
 from tpplan.stages.judge import Judgement
 from tpplan.stages.usage import Usage, measure
+from tpplan.subject import Subject
 from tpplan.targets import resolve
 from tpplan.units import gib
 

@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpplan.checks.attention import attention_blocks
-from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
+from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import wildcard
 from tpplan.planner.proposals import SUMS_EXPERTS, Attempt
 from tpplan.planner.repair import Repair, changed, repair
 from tpplan.stages.judge import Judgement, judge
 from tpplan.stages.proof import Bench
+from tpplan.subject import Subject
 
 WORTH_A_RULE = 0.01  # of the model's bytes
 REASON = "no rule shards it"

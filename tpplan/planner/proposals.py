@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tpplan.checks.attention import attention_blocks
 from tpplan.checks.experts import experts_divide
-from tpplan.checks.subject import Subject
 from tpplan.checks.widths import uneven_gathers
 from tpplan.choices import Strategy
+from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import known_styles, style_of, wildcard
 from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
 from tpplan.stages.judge import HEAD_CODES, Judgement
 from tpplan.stages.numerics import GradientFault, Kind
 from tpplan.stages.shapes import Phase
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
+from tpplan.subject import Subject
 
 # What a proposal may mend.
 REPAIRABLE = frozenset(

@@ -9,13 +9,14 @@ from dataclasses import replace
 
 from tpplan.checks.experts import expert_sizes
 from tpplan.checks.heads import dividing_sizes
-from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.diagnostics import Report
 from tpplan.model.skeleton import Sharding
 from tpplan.planner.proposals import REPAIRABLE, Attempt
 from tpplan.planner.repair import Repair, repair
 from tpplan.stages.judge import Judgement, judge
+from tpplan.subject import Subject
+from tpplan.units import joined
 
 EXPERT_CODES = frozenset({"TPP310", "TPP311"})
 MAX_SIZES = 4
@@ -53,7 +54,7 @@ def _fix(judgement: Judgement) -> str:
     depth = _depth(judgement)
     plain = _without_overrides(judgement.subject)
     sizes = working_sizes(plain, depth)
-    works = f"without a repair tp_size {_listed(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
+    works = f"without a repair tp_size {joined(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
     if plain.sharding.tp_size > MAX_RANKS_FOR_REPAIR:
         sought = f"above tp_size {MAX_RANKS_FOR_REPAIR} a repair is looked for only by {plain.plan_command()}"
         return "; ".join(part for part in (works, sought) if part)
@@ -75,7 +76,7 @@ def _fix_of_expert_ranks(judgement: Judgement) -> str:
     sizes = [size for size in expert_sizes(subject)[-MAX_SIZES:] if passes(size, size)]
     others = [size for size in sizes if size != tp_size]
     ways = [f"give ep_size {tp_size}"] if tp_size in sizes else []
-    ways += [f"give tp_size and ep_size {_listed(others, 'or')}"] if others else []
+    ways += [f"give tp_size and ep_size {joined(others, 'or')}"] if others else []
     ways += ["leave ep_size out"] if passes(tp_size, None) else []
     return ", or ".join(ways)
 
@@ -112,8 +113,3 @@ def _offer(subject: Subject, repaired: Repair, depth: Depth) -> str:
 
 def _depth(judgement: Judgement) -> Depth:
     return Depth.NUMERICS if "numerics" in judgement.stages else Depth.SHAPES
-
-
-def _listed(sizes: list[int], word: str = "and") -> str:
-    shown = [str(size) for size in sizes]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} {word} {shown[-1]}"

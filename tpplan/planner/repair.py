@@ -6,7 +6,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from tpplan.checks.memory import WORTH_SAYING
-from tpplan.checks.subject import Subject
 from tpplan.choices import Depth, Strategy
 from tpplan.diagnostics import Diagnostic, Report
 from tpplan.model.skeleton import known_styles, wildcard
@@ -14,6 +13,7 @@ from tpplan.planner.proposals import REPAIRABLE, Attempt, propose, share_experts
 from tpplan.planner.strategies import GRADIENTS_WHOLE
 from tpplan.stages.judge import Judgement, judge
 from tpplan.stages.proof import Bench
+from tpplan.subject import Subject
 
 MAX_ATTEMPTS = 12
 

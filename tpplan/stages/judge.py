@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from tpplan import checks
 from tpplan.checks.memory import bytes_per_rank, check_whole
-from tpplan.checks.subject import Subject
 from tpplan.choices import Depth
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
 from tpplan.model.internals import versions
 from tpplan.stages import proof
-from tpplan.stages.shapes import Outcome, Phase, run_shapes
+from tpplan.stages.shapes import Phase, ShapesOutcome, run_shapes
 from tpplan.stages.stand_in import run_stand_in
+from tpplan.subject import Subject
 
 HEAD_CODES = ("TPP301", "TPP302")
 PHASE_CODES = {Phase.SHARDING: "TPP401", Phase.FORWARD: "TPP402", Phase.BACKWARD: "TPP403"}
@@ -34,7 +34,7 @@ class Judgement:
     subject: Subject
     stages: dict[str, Stage]
     diagnostics: tuple[Diagnostic, ...]
-    outcome: Outcome | None = None
+    outcome: ShapesOutcome | None = None
     proof: proof.Proof | None = None
     share: BytesPerRank | None = None
 
@@ -94,7 +94,7 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
     )
 
 
-def _run_shapes(subject: Subject, bench: proof.Bench) -> Outcome:
+def _run_shapes(subject: Subject, bench: proof.Bench) -> ShapesOutcome:
     """The stage at full size, or on the miniature where the model's code needs values and there is a miniature."""
     outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
     if not outcome.needs_weights:
@@ -105,7 +105,7 @@ def _run_shapes(subject: Subject, bench: proof.Bench) -> Outcome:
         return replace(outcome, not_run=f"{outcome.not_run}; and it has no miniature: {error}")
 
 
-def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
+def stop_diagnostic(subject: Subject, outcome: ShapesOutcome) -> Diagnostic:
     """The failure of the shapes stage: the first module that stops, with torch's own error as evidence."""
     stop = outcome.stop
     assert stop is not None
@@ -120,7 +120,7 @@ def stop_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
     )
 
 
-def width_diagnostic(subject: Subject, outcome: Outcome) -> Diagnostic:
+def width_diagnostic(subject: Subject, outcome: ShapesOutcome) -> Diagnostic:
     """Logits of another width than the unsharded model's, measured on both."""
     found, expected = outcome.logits_width, outcome.whole_width
     return Diagnostic(
@@ -142,7 +142,7 @@ def _not_run(depth: Depth, rejected: list[Diagnostic]) -> dict[str, Stage]:
     return dict.fromkeys(names[depth], stage)
 
 
-def _reconcile(diagnostics: list[Diagnostic], outcome: Outcome) -> list[Diagnostic]:
+def _reconcile(diagnostics: list[Diagnostic], outcome: ShapesOutcome) -> list[Diagnostic]:
     """The model's own code decides over the head arithmetic: where it ran, the arithmetic is only a warning."""
     if not outcome.passed:
         return diagnostics
@@ -159,7 +159,7 @@ def _static_stage(diagnostics: Iterable[Diagnostic], seconds: float) -> Stage:
     return Stage(status=Status.FAILED if failed else Status.PASSED, seconds=seconds)
 
 
-def _shapes_stage(outcome: Outcome) -> Stage:
+def _shapes_stage(outcome: ShapesOutcome) -> Stage:
     if outcome.not_run:
         return Stage(status=Status.NOT_RUN, reason=outcome.not_run, seconds=outcome.seconds)
     status = Status.PASSED if outcome.passed else Status.FAILED

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tpplan.checks.subject import Subject
 from tpplan.diagnostics import Diagnostic, Place, Stage, Status
 from tpplan.miniature.build import Miniature, make_miniature
 from tpplan.model.skeleton import wildcard
 from tpplan.stages.load import Load, run_load
 from tpplan.stages.numerics import TOLERANCE, GradientFault, Kind, Numerics, WrongLogits, run_numerics
+from tpplan.subject import Subject
 
 
 class Bench:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tpplan.model.config import ModelSpec
+from tpplan.model.fake_weights import FakeWeights
 from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.internals import internals
 from tpplan.model.quiet import quiet
@@ -43,7 +44,7 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ShapesOutcome:
     """What the stage found.
 
     stop: the first failure, or None. not_run: why nothing was learned, or empty. ranks: the ranks that were run.
@@ -70,7 +71,9 @@ class Outcome:
         return self.stop is None and not self.not_run and self.whole_width in (None, self.logits_width)
 
 
-def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False) -> Outcome:
+def run_shapes(
+    spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False
+) -> ShapesOutcome:
     """Shard and run the model as the first rank, and as the last where shards are uneven, stopping at a failure.
 
     training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
@@ -87,7 +90,7 @@ def run_shapes(spec: ModelSpec, sharding: Sharding, *, training: bool = False, e
     return second if second.needs_weights or not second.not_run else outcome
 
 
-def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> Outcome:
+def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> ShapesOutcome:
     started = time.perf_counter()
     run = first = _run_rank(spec, sharding, 0, training, every_layer)
     ranks = (0,)
@@ -97,7 +100,7 @@ def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer:
     local_sizes, width = first.local_sizes, first.logits_width
     if run.stop:
         reason, needs_weights = _why_not_run(spec, run.stop, training, every_layer, run.in_dispatch)
-        return Outcome(
+        return ShapesOutcome(
             ranks=ranks,
             stop=None if reason else run.stop,
             not_run=reason,
@@ -106,7 +109,7 @@ def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer:
             seconds=_since(started),
         )
     whole_width = None if width in (None, first.head_rows) else _run_whole(spec, training, every_layer)[1]
-    return Outcome(
+    return ShapesOutcome(
         ranks=ranks,
         local_sizes=local_sizes,
         logits_width=width,
@@ -208,54 +211,6 @@ def _run_model(
 def where(trail: Trail, phase: Phase) -> str | None:
     """The module at which a run stopped: the innermost that runs, in a backward the last that got its gradient."""
     return trail.last_gradient if phase is Phase.BACKWARD else trail.innermost
-
-
-class FakeWeights:
-    """Weights that have a shape, a dtype and a placement, and hold no memory; tied parameters stay tied."""
-
-    def __init__(self) -> None:
-        self._mode = internals().FakeTensorMode(allow_non_fake_inputs=True)
-        self._made: dict[int, Any] = {}
-
-    def give(self, model: Any, skipped: set[int]) -> None:
-        """Replace meta parameters by fake tensors on cpu (placements kept) and meta buffers by zeros.
-
-        skipped: ids of modules that will not run; theirs are left alone.
-        """
-        import torch
-
-        for module in model.modules():
-            if id(module) in skipped:
-                continue
-            for name, parameter in module._parameters.items():
-                if parameter is not None and parameter.device.type == "meta":
-                    module._parameters[name] = self._fake(parameter)
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.device.type == "meta":
-                    module._buffers[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
-
-    def _fake(self, parameter: Any) -> Any:
-        import torch
-        from torch.distributed.tensor import DTensor
-
-        if id(parameter) in self._made:
-            return self._made[id(parameter)]
-        sharded = isinstance(parameter, DTensor)
-        local = parameter.to_local() if sharded else parameter
-        with self._mode:
-            data = torch.empty(local.shape, dtype=local.dtype, device="cpu")
-        if sharded:
-            data = DTensor.from_local(
-                data,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-        new = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
-        self._made[id(parameter)] = new
-        return new
 
 
 def _local_sizes(model: Any) -> dict[str, int]:

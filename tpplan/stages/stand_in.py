@@ -21,11 +21,13 @@ from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
-from tpplan.stages.shapes import Outcome, Phase, Stop, where
+from tpplan.stages.shapes import Phase, ShapesOutcome, Stop, where
 from tpplan.units import one_line
 
 
-def run_stand_in(miniature: Miniature, sharding: Sharding, outcome: Outcome, *, training: bool = False) -> Outcome:
+def run_stand_in(
+    miniature: Miniature, sharding: Sharding, outcome: ShapesOutcome, *, training: bool = False
+) -> ShapesOutcome:
     """The outcome of running the miniature in place of the full model.
 
     outcome: of the full model, which could not run; the sizes it found are kept, and its reason is said.

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpplan.model.cache import PARTS, LayerState, Place, read_cache
+from tpplan.model.cache import PARTS, CacheSlot, LayerState, read_cache
 from tpplan.model.config import ModelSpec
+from tpplan.model.fake_weights import FakeWeights
 from tpplan.model.forward import example_inputs, runnable
 from tpplan.model.meter import make_meter
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import Repeats, run_repeats_once
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
-from tpplan.stages.shapes import FALLBACK_DTYPE, FakeWeights
+from tpplan.stages.shapes import FALLBACK_DTYPE
 from tpplan.units import one_line
 
 PROMPTS = (16, 32)  # tokens, longer where a layer compresses what leaves its window
@@ -118,7 +119,7 @@ def _run(model: Any, spec: ModelSpec, tokens: int) -> Any:
     return runnable(model)(**example_inputs(spec, tokens))
 
 
-def _of_every_layer(states: Mapping[Place, LayerState], repeats: Repeats) -> dict[Place, LayerState]:
+def _of_every_layer(states: Mapping[CacheSlot, LayerState], repeats: Repeats) -> dict[CacheSlot, LayerState]:
     """The states of all layers: one that did not run keeps as much as the one that stood for it."""
     counted = dict(states)
     for index, first in repeats.indices.items():

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tests import public_models as models
-from tests.public_models import Model
+from tests.support import public_models as models
+from tests.support.public_models import Model
 
 
 class Right(StrEnum):

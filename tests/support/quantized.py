@@ -2,7 +2,7 @@
 
 Run as a module under torchrun it is one rank: it loads the checkpoint sharded, runs one forward and prints what happened.
 
-    torchrun --nproc-per-node 2 -m tests.quantized DIRECTORY
+    torchrun --nproc-per-node 2 -m tests.support.quantized DIRECTORY
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests import configs
+from tests.support import configs
 
 GROUP = 32
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from tests import configs
-from tpplan.checks.subject import Subject
+from tests.support import configs
 from tpplan.miniature.build import Miniature
 from tpplan.model.config import ModelSpec, load_spec
 from tpplan.model.skeleton import Sharding, Skeleton, build_skeleton
 from tpplan.source import read_source
 from tpplan.stages.proof import Bench
+from tpplan.subject import Subject
 
 ATTENTION = "model.layers.*.self_attn."
 
