@@ -77,7 +77,7 @@ import torch, transformers
 from tpplan import check
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.shapes import run_shapes
+from tpplan.stages.full_size import run_shapes
 from tpplan.source import read_source
 path, tp_size = sys.argv[1], int(sys.argv[2])
 started = time.perf_counter(); check(path, tp_size); first = time.perf_counter() - started

@@ -14,13 +14,13 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, StaticCache
 import tpplan
 from tests.support import configs
 from tests.support.subjects import rules, subject
-from tpplan.choices import Depth, Optimize
+from tpplan.choices import Optimize
 from tpplan.cli import main
 from tpplan.model.cache import read_cache
 from tpplan.model.skeleton import Sharding
 from tpplan.planner.candidates import all_sizes, all_strategies, best
-from tpplan.planner.costs import costs_of
-from tpplan.stages.judge import judge
+from tpplan.stages.bench import Bench
+from tpplan.stages.judge import judge, measured_costs
 from tpplan.stages.usage import Usage, measure
 from tpplan.units import gib
 
@@ -169,7 +169,8 @@ def test_a_cache_that_cannot_be_measured_is_not_counted(
 class TestFit:
     def memory(self, tp_size: int, device: str = "tpu-v5e", **more: object) -> tpplan.Report:
         judged = replace(subject(configs.glm4_9b(), tp_size), device=device, **more)
-        return costs_of(judge(judged)).memory
+        bench = Bench(judged)
+        return measured_costs(judge(judged, "shapes", bench=bench), bench).memory
 
     def test_glm_4_at_1_and_2(self) -> None:
         """9.4B parameters of 2 bytes are over 16 GiB whole, and half of that at 2."""
@@ -187,8 +188,11 @@ class TestFit:
         assert memory.cache is None and memory.gradients == memory.parameters
         assert memory.fits is False
 
-    def test_an_even_split_of_what_was_not_measured_is_not_known(self) -> None:
-        costs = costs_of(judge(subject(configs.glm4_9b(), 2)), Usage(not_run="the unsharded model does not run"))
+    def test_an_even_split_of_what_was_not_measured_is_not_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        judged = subject(configs.glm4_9b(), 2)
+        bench = Bench(judged)
+        monkeypatch.setattr(bench, "unsharded_usage", lambda: Usage(not_run="the unsharded model does not run"))
+        costs = measured_costs(judge(judged, "shapes", bench=bench), bench)
         assert costs.memory.cache > 0 and costs.memory.cache_even is None
 
     def test_cpu_has_no_limit(self) -> None:
@@ -249,8 +253,9 @@ class TestSizes:
 
 class TestStrategies:
     def test_memory_gathers_and_latency_replicates(self) -> None:
-        candidates = all_strategies(subject(configs.glm4_9b(), 4), Depth.SHAPES)
-        assert [str(candidate.repair.strategy) for candidate in candidates] == ["replicate", "gather"]
+        glm = subject(configs.glm4_9b(), 4)
+        candidates = [candidate for _, candidate in all_strategies(glm, Bench(glm), depth="shapes")]
+        assert [candidate.strategy for candidate in candidates] == ["replicate", "gather"]
         replicate, gather = candidates
         assert best(candidates, Optimize.MEMORY) is gather and best(candidates, Optimize.LATENCY) is replicate
         assert gather.costs.share.parameters < replicate.costs.share.parameters
@@ -258,7 +263,8 @@ class TestStrategies:
         assert gather.costs.memory.cache == replicate.costs.memory.cache, "both keep all heads"
 
     def test_one_alone_where_nothing_is_overridden(self) -> None:
-        assert len(all_strategies(subject(configs.glm4_9b(), 2), Depth.SHAPES)) == 1
+        glm = subject(configs.glm4_9b(), 2)
+        assert len(all_strategies(glm, Bench(glm), depth="shapes")) == 1
 
     def test_the_plan_that_is_written(self, glm: str, capsys: pytest.CaptureFixture) -> None:
         assert main(["plan", glm, "--tp-size", "4", "--optimize", "memory"]) == 0
@@ -272,7 +278,8 @@ class TestStrategies:
 
 
 def test_sizes_in_order_whatever_was_asked() -> None:
-    found = all_sizes(subject(configs.llama(), 1), [4, 2, 4])
+    llama = subject(configs.llama(), 1)
+    found = all_sizes(llama, Bench(llama), [4, 2, 4], depth="shapes")
     assert [candidate.tp_size for candidate in found] == [2, 4]
 
 
@@ -296,6 +303,6 @@ def test_packed_weights_count_as_they_are_packed() -> None:
 
     layer = 4 * linear(256, 256) + 2 * linear(256, 512) + linear(512, 256) + 2 * 256 * 2
     outside = 2 * config["vocab_size"] * 256 * 2 + 256 * 2
-    assert judge(subject(config, 1)).share.parameters == 2 * layer + outside
+    assert judge(subject(config, 1), "shapes").share.parameters == 2 * layer + outside
     plain = {name: value for name, value in config.items() if name != "quantization_config"}
-    assert judge(subject(plain, 1)).share.parameters > 2 * (2 * layer)
+    assert judge(subject(plain, 1), "shapes").share.parameters > 2 * (2 * layer)

@@ -11,11 +11,13 @@ import tpplan
 from tests.support import configs
 from tests.support.subjects import miniature, subject
 from tpplan import checks
+from tpplan.diagnostics import Diagnostic
 from tpplan.model.internals import transformers_version
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
 from tpplan.planner.proposals import share_experts
 from tpplan.planner.remedy import with_fixes
+from tpplan.stages.bench import Bench
 from tpplan.stages.judge import judge
 from tpplan.subject import Subject
 
@@ -53,9 +55,14 @@ def test_is_refused_exactly_where_transformers_refuses(experts: int, tp_size: in
         assert found == (["TPP310"] if "evenly shard" in refused(judged) else ["TPP311"])
 
 
+def completed(given: Subject) -> tuple[Diagnostic, ...]:
+    bench = Bench(given)
+    return with_fixes(judge(given, bench=bench), bench).diagnostics
+
+
 @runs_sharded
 def test_the_sizes_that_are_offered_pass() -> None:
-    (diagnostic,) = with_fixes(judge(shared(6, 4, 4))).diagnostics
+    (diagnostic,) = completed(shared(6, 4, 4))
     assert diagnostic.fix == "give tp_size and ep_size 2 or 3, or leave ep_size out"
     assert all(judge(shared(6, size, size)).passed for size in (2, 3))
     assert "num_local_experts = 6 (config.json); 6 % 4 = 2" in diagnostic.evidence
@@ -63,7 +70,7 @@ def test_the_sizes_that_are_offered_pass() -> None:
 
 @runs_sharded
 def test_an_ep_size_for_the_tp_size_at_hand_is_offered_first() -> None:
-    (diagnostic,) = with_fixes(judge(shared(6, 2, 3))).diagnostics
+    (diagnostic,) = completed(shared(6, 2, 3))
     assert diagnostic.code == "TPP311" and "3 % 2 = 1" in diagnostic.evidence
     assert diagnostic.fix == "give ep_size 2, or give tp_size and ep_size 3, or leave ep_size out"
 

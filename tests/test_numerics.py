@@ -24,9 +24,12 @@ from tpplan.model.config import config_value, text_config
 from tpplan.model.errors import out_of_memory
 from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
-from tpplan.stages import load, proof
+from tpplan.stages import load
+from tpplan.stages import numerics as numerics_stage
+from tpplan.stages.bench import Bench
+from tpplan.stages.comparison import TOLERANCE, GradientFault, Numerics, Part, run_numerics
 from tpplan.stages.load import run_load
-from tpplan.stages.numerics import TOLERANCE, GradientFault, Kind, Numerics, Part, run_numerics
+from tpplan.stages.result import GradientError
 
 SUMMED = "replicated_with_grad_allreduce"
 GATHER = rules("qkv", "colwise_gather_output") | rules("o", "rowwise_split_input")
@@ -40,7 +43,7 @@ def numerics(
     return run_numerics(miniature(config, tp_size), sharding, training=training)
 
 
-def kinds(result: Numerics) -> dict[str, Kind]:
+def kinds(result: Numerics) -> dict[str, GradientError]:
     """The wrong gradients of the first layer and of what is outside layers: short parameter name -> how it is wrong."""
     assert result.differences == () and result.raised is None and result.not_run == ""
     faults: tuple[GradientFault, ...] = result.gradients
@@ -99,7 +102,7 @@ class TestWrongGradients:
     @needs_replicate
     def test_replicated_attention_must_not_sum_its_gradients(self) -> None:
         result = numerics(configs.llama(), 4, rules("qkvo", SUMMED), training=True)
-        assert kinds(result) == {f"self_attn.{name}_proj.weight": Kind.TIMES_TP_SIZE for name in "qkvo"}
+        assert kinds(result) == {f"self_attn.{name}_proj.weight": GradientError.TIMES_TP_SIZE for name in "qkvo"}
         assert all(fault.error == pytest.approx(3.0, abs=1e-3) for fault in result.gradients), "4 times is 3 too many"
         assert {fault.ranks for fault in result.gradients} == {(0, 1, 2, 3)}
 
@@ -111,14 +114,17 @@ class TestWrongGradients:
         projections = rules("qkvo", "replicate")
         result = numerics(configs.qwen3(), 4, projections, training=True)
         norms = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
-        assert kinds(result) == dict.fromkeys(norms, Kind.TIMES_TP_SIZE)
+        assert kinds(result) == dict.fromkeys(norms, GradientError.TIMES_TP_SIZE)
 
         followed = projections | {f"{ATTENTION}{name}_norm": "replicate" for name in "qk"}
         assert numerics(configs.qwen3(), 4, followed, training=True).passed
 
     def test_a_parameter_on_a_sharded_activation_must_sum(self) -> None:
         result = numerics(configs.apertus(), 2, training=True)
-        assert kinds(result) == {"mlp.act_fn.alpha_n": Kind.PARTIAL, "mlp.act_fn.alpha_p": Kind.PARTIAL}
+        assert kinds(result) == {
+            "mlp.act_fn.alpha_n": GradientError.PARTIAL,
+            "mlp.act_fn.alpha_p": GradientError.PARTIAL,
+        }
 
         summed = {"model.layers.*.mlp.act_fn": SUMMED}
         assert numerics(configs.apertus(), 2, summed, training=True).passed
@@ -288,7 +294,7 @@ class TestLoad:
 
         monkeypatch.setattr(load, "load_sharded", wrong_on_rank_1)
         judged = subject(configs.llama(), 2)
-        result = proof.prove(judged, proof.Bench(judged))
+        result = numerics_stage.run(judged, {}, Bench(judged))
         (diagnostic,) = result.diagnostics
         assert diagnostic.code == "TPP506"
         assert "rank 1 of 2" in diagnostic.message
@@ -372,7 +378,7 @@ SMALL = {
 }
 
 
-class TestMiniatureOfEveryKind:
+class TestMiniatureOfEveryGradientError:
     @pytest.mark.parametrize("model_type", SMALL)
     def test_it_is_small_and_runs(self, model_type: str) -> None:
         if model_type not in CONFIG_MAPPING:

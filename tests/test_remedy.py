@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support import configs
 from tests.support.subjects import rules, subject
 from tpplan.checks.heads import dividing_sizes
-from tpplan.choices import Depth
-from tpplan.diagnostics import Report
+from tpplan.diagnostics import Report, Stage, Status
 from tpplan.model.internals import transformers_version
 from tpplan.planner import remedy, repair
 from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
+from tpplan.stages.bench import Bench
 from tpplan.stages.judge import judge
-from tpplan.stages.shapes import ShapesOutcome
+from tpplan.stages.result import StageResult
+from tpplan.subject import Subject
 from tpplan.units import count, in_one_unit, signal_name
 
 SUMMED = "replicated_with_grad_allreduce"
@@ -29,12 +31,22 @@ def fixes(report: Report) -> set[str]:
     return {diagnostic.fix for diagnostic in report.errors}
 
 
+def repaired_plan(given: Subject, depth: str | None = None) -> repair.Repair:
+    return repair.repair(given, depth=depth, bench=Bench(given))
+
+
+def completed(given: Subject, depth: str | None = None) -> Report:
+    """The report with its fixes, as the engine makes it."""
+    bench = Bench(given)
+    return with_fixes(judge(given, depth, bench=bench), bench).report()
+
+
 @pytest.fixture
 def sizes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tp_sizes that were judged in search of a fix."""
     run: list[int] = []
 
-    def recorded(judged: object, *args: object, **kwargs: object) -> object:
+    def recorded(judged: Subject, *args: object, **kwargs: object) -> object:
         run.append(judged.sharding.tp_size)
         return judge(judged, *args, **kwargs)
 
@@ -45,58 +57,64 @@ def sizes_run(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("tp_size", [4, 512, 1024])
 def test_what_is_run_for_a_fix_does_not_grow_with_tp_size(tp_size: int, sizes_run: list[int]) -> None:
-    report = with_fixes(judge(subject(configs.llama(), tp_size)))
+    report = completed(subject(configs.llama(), tp_size), "shapes")
     (fix,) = {diagnostic.fix for diagnostic in report.errors if diagnostic.code == "TPP301"}
-    assert "without a repair tp_size 1 and 2 work" in fix
+    assert "without overrides, tp_size 1 or 2 works" in fix
     if tp_size <= MAX_RANKS_FOR_REPAIR:
-        assert sizes_run == [2, 4] and "4 rules overridden" in fix
+        assert set(sizes_run) == {2, 4} and "4 rules overridden" in fix
     else:
         assert sizes_run == [2] and f"--tp-size {tp_size}" in fix and "overridden" not in fix
 
 
-def test_sizes_without_known_heads_are_bounded_too(sizes_run: list[int]) -> None:
+def test_sizes_without_known_heads_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """phi3 gathers its fused projection, so any size may do; powers of two are tried."""
+    run: list[int] = []
+
+    def fails(judged: Subject, **_: object) -> SimpleNamespace:
+        run.append(judged.sharding.tp_size)
+        return SimpleNamespace(sound=False)
+
+    monkeypatch.setattr(remedy, "judge", fails)
     plain = subject(configs.phi3(), 2048)
     assert dividing_sizes(plain)[-1] == 1024
-    remedy.working_sizes(plain)
-    assert max(sizes_run) == MAX_RANKS_FOR_REPAIR
+    remedy.working_sizes(plain, Bench(plain))
+    assert max(run) == MAX_RANKS_FOR_REPAIR and len(run) <= remedy.MAX_SIZES
 
 
-def test_sizes_that_are_offered_passed_the_depth_that_was_asked_for() -> None:
-    """apertus at 2 runs and has wrong gradients: with the numbers asked for, 2 is no size that works."""
-    training = subject(configs.apertus(), 4, training=True)
-    at = {depth: remedy.working_sizes(training, depth) for depth in (Depth.SHAPES, Depth.NUMERICS)}
-    assert at == {Depth.SHAPES: [1, 2], Depth.NUMERICS: [1]}
+def test_sizes_that_are_offered_have_right_numbers() -> None:
+    """apertus at 2 runs and has wrong gradients: for training, 2 is no size that works."""
+    for training, sizes in ((False, [1, 2]), (True, [1])):
+        given = subject(configs.apertus(), 4, training=training)
+        assert remedy.working_sizes(given, Bench(given)) == sizes
 
 
-def test_the_words_say_how_far_a_repair_was_run() -> None:
-    judged = subject(configs.llama(), 4)
-    (ran,) = fixes(with_fixes(judge(judged)))
-    wrong = replace(judged, sharding=replace(judged.sharding, overrides=rules("kv", SUMMED)))
-    numbers = with_fixes(judge(wrong, Depth.NUMERICS))
-    assert "writes a plan that runs, if its numbers are right too" in ran
-    (proven,) = {diagnostic.fix for diagnostic in numbers.diagnostics if diagnostic.code == "TPP501"}
-    assert "writes a plan that passes" in proven
+def test_a_fix_is_proven_whatever_was_asked_for() -> None:
+    (offered,) = fixes(completed(subject(configs.llama(), 4), "shapes"))
+    assert offered == next(iter(fixes(completed(subject(configs.llama(), 4)))))
+    assert "writes a plan that passes: model.layers.*.self_attn (4 rules overridden)" in offered
 
 
 def test_nothing_is_offered_where_nothing_ran() -> None:
-    judged = judge(subject(configs.llama(), 4))
-    not_run = ShapesOutcome(ranks=(0, 3), not_run="the model does not run unsharded either")
-    (heads,) = [d for d in with_fixes(replace(judged, outcome=not_run)).diagnostics if d.code == "TPP301"]
+    given = subject(configs.llama(), 4)
+    bench = Bench(given)
+    judged = judge(given, "shapes", bench=bench)
+    stage = Stage(status=Status.NOT_RUN, reason="the model does not run unsharded either")
+    not_run = replace(judged, results={**judged.results, "shapes": StageResult(stage=stage)})
+    (heads,) = [d for d in with_fixes(not_run, bench).diagnostics if d.code == "TPP301"]
     assert heads.fix == ""
 
 
 def test_a_wrong_name_has_one_diagnostic() -> None:
     """The rules would mend the heads, but for their names; the heads have no diagnostic of their own."""
     misnamed = rules("qkvo", SUMMED, inside="layers.*.self_attn.")
-    report = with_fixes(judge(subject(configs.llama(), 4, misnamed)))
+    report = completed(subject(configs.llama(), 4, misnamed))
     assert codes(report) == ["TPP201"] * 4
     one_layer = rules("qkvo", SUMMED, inside="model.layers.0.self_attn.")
-    assert codes(with_fixes(judge(subject(configs.llama(), 4, one_layer)))) == ["TPP202"] * 4
+    assert codes(completed(subject(configs.llama(), 4, one_layer))) == ["TPP202"] * 4
 
 
 def test_a_rule_that_means_nothing_hides_no_other_mistake() -> None:
-    report = with_fixes(judge(subject(configs.llama(), 4, {"no.such.thing.at.all.xyz": SUMMED})))
+    report = completed(subject(configs.llama(), 4, {"no.such.thing.at.all.xyz": SUMMED}))
     assert codes(report) == ["TPP301", "TPP201"] or codes(report) == ["TPP201", "TPP301"]
 
 
@@ -104,8 +122,8 @@ def test_a_rule_that_means_nothing_hides_no_other_mistake() -> None:
 def test_whole_experts_are_not_summed() -> None:
     """Experts taken whole where their width does not divide: the rule that sums their parts goes with them."""
     config = configs.mixtral(num_attention_heads=9, num_key_value_heads=3, head_dim=8, intermediate_size=104)
-    repaired = repair.repair(subject(config, 3))
-    assert judge(repaired.judgement.subject, Depth.NUMERICS).passed, "what runs is right at the first proposal"
+    repaired = repaired_plan(subject(config, 3), "shapes")
+    assert judge(repaired.judgement.subject).passed, "what runs is right at the first proposal"
     experts = {rule for rule in repaired.overrides if ".experts" in rule}
     inside = "model.layers.*.mlp.experts"
     assert experts == {inside, f"{inside}.gate_up_proj", f"{inside}.down_proj"}
@@ -118,8 +136,8 @@ def test_weights_that_the_loader_cuts_wrongly_are_kept_whole() -> None:
     heads |= {"H_cycles": 1, "L_cycles": 1, "L_bp_cycles": [1]}
     config = {**configs.default("hrm_text"), **heads, "intermediate_size": 96, "vocab_size": 96}
     judged = subject({**config, "num_hidden_layers": 8, "num_layers_per_stack": 1, "dtype": "float32"}, 2)
-    assert codes(judge(judged, Depth.NUMERICS).report()) == ["TPP506"]
-    repaired = repair.repair(judged, depth=Depth.NUMERICS)
+    assert codes(judge(judged).report()) == ["TPP506"]
+    repaired = repaired_plan(judged)
     assert repaired.judgement.passed and set(repaired.overrides.values()) == {SUMMED}
     blocks = {rule.rpartition(".")[0] for rule in repaired.overrides}
     assert blocks == {f"model.{s}_module.layers.*.{block}" for s in "HL" for block in ("self_attn", "mlp")}
@@ -129,7 +147,7 @@ def test_weights_that_the_loader_cuts_wrongly_are_kept_whole() -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_logits_of_another_width_take_the_head_whole(training: bool) -> None:
     """ovis2's head has the embedding's rows, more than it was made for; gathered in eval mode it gives those alone."""
-    repaired = repair.repair(subject(configs.default("ovis2"), 2, training=training), depth=Depth.NUMERICS)
+    repaired = repaired_plan(subject(configs.default("ovis2"), 2, training=training))
     assert repaired.judgement.passed
     style = "replicate" if training else SUMMED
     assert repaired.overrides == {"lm_head": style, "model.language_model.embed_tokens": style}
@@ -138,8 +156,8 @@ def test_logits_of_another_width_take_the_head_whole(training: bool) -> None:
 def test_no_repair_is_said_only_of_what_a_repair_may_mend() -> None:
     """The heads are mended; that Transformers does not have the quantization method is no fault of the plan."""
     unknown = configs.llama(quantization_config={"quant_method": "unheard-of"})
-    repaired = repair.repair(subject(unknown, 4))
-    assert repaired.overrides and [error.code for error in repaired.report().errors] == ["TPP331"]
+    made = repaired_plan(subject(unknown, 4))
+    assert made.overrides and [error.code for error in made.judgement.report().errors] == ["TPP331"]
 
 
 def test_sizes_of_one_line_have_one_unit() -> None:

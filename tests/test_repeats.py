@@ -10,7 +10,7 @@ from tests.support import configs
 from tests.support.subjects import model
 from tpplan.model.repeats import first_of_each_kind, run_repeats_once
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.shapes import ShapesOutcome, run_shapes
+from tpplan.stages.full_size import ShapesOutcome, run_shapes
 
 KINDS = ["sliding_attention", "full_attention"]
 SMALL = {

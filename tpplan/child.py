@@ -24,7 +24,7 @@ LAUNCHER_PREFIXES = (
 
 
 def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
-    """What `tpplan.answers.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
+    """What `tpplan.engine.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     environment[AUTOLOAD] = "0"
     done = subprocess.run(
@@ -47,11 +47,11 @@ def main() -> None:
     outcome_stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     function, args, kwargs = pickle.load(sys.stdin.buffer)
-    from tpplan import answers
+    from tpplan import engine
     from tpplan.diagnostics import PlanError
 
     try:
-        outcome = (True, getattr(answers, function)(*args, **kwargs))
+        outcome = (True, getattr(engine, function)(*args, **kwargs))
     except PlanError as error:
         outcome = (False, error)
     with outcome_stream:

@@ -1,11 +1,19 @@
-"""The closed sets that a caller chooses from, and the options that all calls share. Nothing heavy is imported here."""
+"""The closed sets that a caller chooses from, and the options that all calls share. Nothing heavy is imported here.
+
+Depths and strategies are the rows of tables of their own: `tpplan.stages.table` and `tpplan.planner.strategies`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypedDict
+from typing import TypedDict, TypeVar
+
+from tpplan.diagnostics import Diagnostic, InputError
 
 MAX_TP_SIZE = 65536
+
+Choice = TypeVar("Choice", bound=str)
 
 
 class Device(StrEnum):
@@ -35,23 +43,8 @@ class Dtype(StrEnum):
     FLOAT32 = "float32"
 
 
-class Depth(StrEnum):
-    """How far a check goes; each depth includes the ones before."""
-
-    STATIC = "static"
-    SHAPES = "shapes"
-    NUMERICS = "numerics"
-
-
-class Strategy(StrEnum):
-    """replicate: every rank holds and computes the whole block. gather: weights stay cut, activations are gathered."""
-
-    REPLICATE = "replicate"
-    GATHER = "gather"
-
-
 class Optimize(StrEnum):
-    """What a plan is chosen for. memory: fewest bytes on a rank. latency: fewest collectives, then bytes they move."""
+    """What a plan is chosen for. memory: fewest bytes per rank. latency: fewest collectives, then bytes they move."""
 
     MEMORY = "memory"
     LATENCY = "latency"
@@ -60,14 +53,13 @@ class Optimize(StrEnum):
 class Options(TypedDict, total=False):
     """Keyword arguments that every call of the library takes. What is left out is what the plan says, or the default.
 
-    model: the model that a plan will be used with, when it is not the one that the plan names. auto_class: name of the
-    auto class that loads the model, found from its config when left out. device: a value of `Device`, default `cpu`.
-    purpose: a value of `Purpose`, default `inference`. dtype: a value of `Dtype`, default the config's own.
-    trust_remote_code: run the Python code that the model brings, default False. batch, max_length: sequences, and tokens
-    of each, that a rank's memory is to suffice for; by default 1, and 4096 or what the model takes.
+    auto_class: name of the auto class that loads the model, found from its config when left out. device: a value of
+    `Device`, default `cpu`. purpose: a value of `Purpose`, default `inference`. dtype: a value of `Dtype`, default the
+    config's own. trust_remote_code: run the Python code that the model brings, default False. batch, max_length:
+    sequences, and tokens of each, for which the memory of a rank must be enough; by default 1, and 4096 or what the
+    model takes.
     """
 
-    model: str | None
     auto_class: str | None
     device: str | None
     purpose: str | None
@@ -75,3 +67,24 @@ class Options(TypedDict, total=False):
     trust_remote_code: bool
     batch: int | None
     max_length: int | None
+
+
+class PlanOptions(Options, total=False):
+    """The same for calls that take a plan. model: the model that the plan will be used with, when it is not the one that
+    the plan names."""
+
+    model: str | None
+
+
+def chosen(name: str, value: object, allowed: Iterable[Choice], model: str = "") -> Choice:
+    """The one of `allowed` that `value` is. Raises InputError TPP130, which names them all."""
+    known = tuple(allowed)
+    for one in known:
+        if one == value:
+            return one
+    raise usage_error(f"{name} is {str(value)!r}", fix=f"give one of {', '.join(known)}", model=model)
+
+
+def usage_error(message: str, fix: str, model: str = "") -> InputError:
+    """An InputError with TPP130."""
+    return InputError(Diagnostic(code="TPP130", message=message, fix=fix), model=model)

@@ -46,8 +46,7 @@ def as_text(report: Report) -> Text:
     if report.bytes_per_rank:
         share = report.bytes_per_rank
         held, whole, ideal = in_one_unit(share.parameters, share.whole, share.ideal)
-        text.append(f"bytes    {held} of parameters a rank, {whole} of it whole on every rank;")
-        text.append(f" an even split is {ideal}\n")
+        text.append(f"bytes    {held} of parameters per rank (even split {ideal}), {whole} replicated\n")
     if report.memory:
         text.append(memory_text(report.memory))
     if report.is_bad_usage:  # there is nothing that a verdict could be about
@@ -63,11 +62,11 @@ def memory_text(memory: Memory) -> str:
     """What a rank holds beside its parameters, and what is left of its device."""
     lines = []
     if memory.cache is not None:
-        even = f"; an even split is {gib(memory.cache_even)}" if memory.cache_even is not None else ""
-        lines.append(f"cache    {gib(memory.cache)} a rank for {memory.batch} x {memory.max_length} tokens{even}\n")
+        even = f" (even split {gib(memory.cache_even)})" if memory.cache_even is not None else ""
+        lines.append(f"cache    {gib(memory.cache)} per rank{even} for {memory.batch} x {memory.max_length} tokens\n")
     if memory.hbm is not None:
         about = f"; activations take up to {gib(memory.activations)} (estimate)" if memory.activations else ""
-        lines.append(f"memory   {gib(memory.held)} of {gib(memory.hbm)} a device{about}\n")
+        lines.append(f"memory   {gib(memory.held)} of {gib(memory.hbm)} per device{about}\n")
     return "".join(lines)
 
 

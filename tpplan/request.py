@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict, Unpack
 
-from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose
-from tpplan.diagnostics import Diagnostic, InputError
+from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose, chosen, usage_error
 from tpplan.model.config import load_spec
 from tpplan.model.facts import facts_of
 from tpplan.model.quantization_facts import quantization_facts
 from tpplan.model.skeleton import Sharding, build_skeleton
-from tpplan.plan_files.document import Plan, Target
+from tpplan.plan_files.document import Plan
 from tpplan.plan_files.file import PlanFile, read_plan
 from tpplan.source import Source, read_source
 from tpplan.subject import Subject
@@ -23,20 +23,20 @@ PLAN_SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call, before anything is read. None means: what the plan says, or else the default.
+    """One call, its values checked and nothing read yet. None means: what the plan says, or else the default.
 
     what: a model (directory, config file, hub id), a plan file, or a Plan. model: the model that a plan will be used
     with, when it is not the one that the plan names. name: what a plan made for the model calls it.
     """
 
-    what: str | os.PathLike[str] | Plan
+    what: str | Plan
     tp_size: int | None = None
     model: str | None = None
     name: str | None = None
     auto_class: str | None = None
-    device: str | None = None
-    purpose: str | None = None
-    dtype: str | None = None
+    device: Device | None = None
+    purpose: Purpose | None = None
+    dtype: Dtype | None = None
     overrides: Mapping[str, str] = field(default_factory=dict)
     trust_remote_code: bool = False
     batch: int | None = None
@@ -44,22 +44,77 @@ class Request:
 
     @property
     def is_plan(self) -> bool:
-        return isinstance(self.what, Plan) or str(self.what).endswith(PLAN_SUFFIXES)
+        return isinstance(self.what, Plan) or self.what.endswith(PLAN_SUFFIXES)
 
-    @property
-    def called(self) -> str:
-        """What the caller called the model or the plan."""
-        return self.what.model.id if isinstance(self.what, Plan) else str(self.what)
+
+def make_request(
+    what: str | os.PathLike[str] | Plan,
+    tp_size: int | None = None,
+    *,
+    name: str | None = None,
+    overrides: Mapping[str, str] | None = None,
+    device: str | None = None,
+    purpose: str | None = None,
+    dtype: str | None = None,
+    batch: int | None = None,
+    max_length: int | None = None,
+    **rest: Unpack[_AsTheyAre],
+) -> Request:
+    """The request with these values. Raises InputError TPP130 for one that makes no sense."""
+    what = what if isinstance(what, Plan) else os.fspath(what)
+    called = what.model.id if isinstance(what, Plan) else what
+    check_tp_size(tp_size, called)
+    for option, count in (("batch", batch), ("max_length", max_length)):
+        if count is not None and not _is_count(count):
+            said = f"{option} is {count!r}, must be a whole number from 1"
+            raise usage_error(said, fix=f"give --{option.replace('_', '-')} N", model=called)
+    if name is not None and not name.strip():
+        said = "the name of the model in the plan is empty"
+        raise usage_error(said, fix="leave --id out, or give a name", model=called)
+    return Request(
+        what=what,
+        tp_size=tp_size,
+        name=name,
+        overrides=dict(overrides or {}),
+        device=None if device is None else chosen("device", device, Device, called),
+        purpose=None if purpose is None else chosen("purpose", purpose, Purpose, called),
+        dtype=None if dtype is None else chosen("dtype", dtype, Dtype, called),
+        batch=batch,
+        max_length=max_length,
+        **rest,
+    )
+
+
+class _AsTheyAre(TypedDict, total=False):
+    """Values that are checked where they are used."""
+
+    model: str | None
+    auto_class: str | None
+    trust_remote_code: bool
+
+
+def check_tp_size(tp_size: int | None, model: str) -> None:
+    """Raises InputError TPP130 for a tp_size that is none."""
+    if tp_size is not None and not (_is_count(tp_size) and tp_size <= MAX_TP_SIZE):
+        said = f"tp_size is {tp_size!r}, must be a whole number from 1 to {MAX_TP_SIZE}"
+        raise usage_error(said, fix="give the number of ranks", model=model)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def open_request(request: Request) -> Subject:
     """The subject of `request`, with the config read and the model's skeleton built.
 
-    Raises InputError for what cannot be read and for values that make no sense, PlanError (TPP901) when the
-    installed packages do not serve.
+    Raises InputError for what cannot be read, PlanError (TPP901) when the installed packages do not serve.
     """
-    check_values(request)
-    return _open_plan(request) if request.is_plan else _open_model(request)
+    if isinstance(request.what, Plan):
+        return _open_plan(request, request.what, None)
+    if request.is_plan:
+        file = read_plan(request.what)
+        return _open_plan(request, file.plan, file)
+    return _open_model(request, request.what)
 
 
 def facts(subject: Subject) -> dict:
@@ -68,13 +123,13 @@ def facts(subject: Subject) -> dict:
     return facts_of(subject.spec.config) | ({"quantization_config": quantized} if quantized else {})
 
 
-def _open_model(request: Request) -> Subject:
+def _open_model(request: Request, what: str) -> Subject:
     if request.tp_size is None:
-        raise usage_error("a model needs a tp_size", fix="give --tp-size N", model=str(request.what))
+        raise usage_error("a model needs a tp_size", fix="give --tp-size N", model=what)
     if request.model is not None:
-        raise usage_error("only a plan can be put on another model", fix="leave --model out", model=str(request.what))
+        raise usage_error("only a plan can be put on another model", fix="leave --model out", model=what)
     spec = load_spec(
-        read_source(os.fspath(request.what)),
+        read_source(what),
         auto_class=request.auto_class,
         dtype=request.dtype,
         trust_remote_code=request.trust_remote_code,
@@ -83,16 +138,14 @@ def _open_model(request: Request) -> Subject:
         spec=spec,
         skeleton=build_skeleton(spec),
         sharding=Sharding(tp_size=request.tp_size, overrides=dict(request.overrides)),
-        device=request.device or Target(tp_size=1).device,
+        device=request.device or Device.CPU,
         training=request.purpose == Purpose.TRAINING,
         batch=request.batch,
         max_length=request.max_length,
     )
 
 
-def _open_plan(request: Request) -> Subject:
-    file = None if isinstance(request.what, Plan) else read_plan(request.what)
-    plan = request.what if isinstance(request.what, Plan) else file.plan
+def _open_plan(request: Request, plan: Plan, file: PlanFile | None) -> Subject:
     target = plan.target
     if request.overrides:
         raise usage_error("a plan has its own overrides", fix="leave the overrides out, or edit the plan")
@@ -113,7 +166,7 @@ def _open_plan(request: Request) -> Subject:
         spec=spec,
         skeleton=build_skeleton(spec),
         sharding=Sharding(tp_size=target.tp_size, overrides=dict(plan.overrides), ep_size=target.ep_size),
-        device=request.device or target.device,
+        device=request.device or Device(target.device),
         training=(request.purpose or target.purpose) == Purpose.TRAINING,
         file=file,
         facts=plan.model.config,
@@ -138,31 +191,3 @@ def _is_on_disk(name: str) -> bool:
         return Path(name).exists()
     except (OSError, ValueError):  # too long for a path, a NUL inside, or a directory that may not be read
         return False
-
-
-def check_values(request: Request) -> None:
-    """Raises InputError TPP130 for an option whose value makes no sense."""
-    size, model = request.tp_size, request.called
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_TP_SIZE):
-        said = f"tp_size is {size!r}, must be a whole number from 1 to {MAX_TP_SIZE}"
-        raise usage_error(said, fix="give the number of ranks", model=model)
-    if request.name is not None and not request.name.strip():
-        raise usage_error(
-            "the name of the model in the plan is empty", fix="leave --id out, or give a name", model=model
-        )
-    for name, value in (("batch", request.batch), ("max_length", request.max_length)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            said = f"{name} is {value!r}, must be a whole number from 1"
-            raise usage_error(said, fix=f"give --{name.replace('_', '-')} N", model=model)
-    for name, value, allowed in (
-        ("device", request.device, tuple(Device)),
-        ("purpose", request.purpose, tuple(Purpose)),
-        ("dtype", request.dtype, tuple(Dtype)),
-    ):
-        if value is not None and value not in allowed:
-            raise usage_error(f"{name} is {value!r}", fix=f"give one of {', '.join(allowed)}", model=model)
-
-
-def usage_error(message: str, fix: str, model: str = "") -> InputError:
-    """An InputError with TPP130."""
-    return InputError(Diagnostic(code="TPP130", message=message, fix=fix), model=model)

@@ -1,10 +1,11 @@
-"""What a static check looks at."""
+"""What is judged: a model, and the way it is to be sharded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from tpplan.choices import Device
 from tpplan.diagnostics import Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.skeleton import Sharding, Skeleton, style_of, wildcard
@@ -16,7 +17,7 @@ from tpplan.styles import Style, style
 class Subject:
     """A model and the way it is to be sharded.
 
-    device: a name of the table of targets. training: whether gradients must be right too. file: the plan file that
+    training: whether gradients must be right too. file: the plan file that
     the overrides were read from, for places. facts: the config values that the plan was made for. batch, max_length:
     sequences, and tokens of each, that memory is to suffice for, None where the caller named none.
     """
@@ -24,7 +25,7 @@ class Subject:
     spec: ModelSpec
     skeleton: Skeleton
     sharding: Sharding
-    device: str = "cpu"
+    device: Device = Device.CPU
     training: bool = False
     file: PlanFile | None = None
     facts: Mapping | None = None
@@ -46,7 +47,7 @@ class Subject:
     def plan_command(self, *options: str) -> str:
         """The command that makes a plan for this model, at this size and for this purpose, anew."""
         asked = ["--auto-class", self.spec.auto_class] if self.spec.auto_class_is_chosen else []
-        asked += [] if self.device == "cpu" else ["--device", self.device]
+        asked += [] if self.device is Device.CPU else ["--device", self.device]
         asked += ["--purpose", "training"] if self.training else []
         return " ".join(
             ("tpplan plan", self.spec.source.name, "--tp-size", str(self.sharding.tp_size), *asked, *options)

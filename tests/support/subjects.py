@@ -13,7 +13,7 @@ from tpplan.miniature.build import Miniature
 from tpplan.model.config import ModelSpec, load_spec
 from tpplan.model.skeleton import Sharding, Skeleton, build_skeleton
 from tpplan.source import read_source
-from tpplan.stages.proof import Bench
+from tpplan.stages.bench import Bench
 from tpplan.subject import Subject
 
 ATTENTION = "model.layers.*.self_attn."
@@ -50,4 +50,4 @@ def _model(config: str) -> tuple[ModelSpec, Skeleton]:
 
 @cache
 def _miniature(config: str, tp_size: int) -> Miniature:
-    return Bench(subject(json.loads(config), tp_size)).miniature
+    return Bench(subject(json.loads(config), tp_size)).miniature(tp_size)

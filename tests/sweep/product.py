@@ -31,22 +31,24 @@ def answers(
 def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, numerics: Numerics) -> dict:
     from tpplan.diagnostics import InputError
     from tpplan.planner.repair import repair
-    from tpplan.request import Request, open_request
-    from tpplan.stages.judge import Depth, judge
+    from tpplan.request import make_request, open_request
+    from tpplan.stages.bench import Bench
+    from tpplan.stages.judge import judge
 
     answer: dict[str, Any] = {}
     started = time.perf_counter()
     try:
-        subject = open_request(Request(what=str(file), tp_size=tp_size, auto_class=auto_class, purpose=purpose))
+        subject = open_request(make_request(file, tp_size, auto_class=auto_class, purpose=purpose))
+        bench = Bench(subject)
         answer["class_name"] = subject.skeleton.class_name
         answer["open_seconds"] = _since(started)
-        judgement = judge(subject, Depth.SHAPES)
+        judgement = judge(subject, "shapes", bench=bench)
         answer["check"] = _judged(judgement) | {"seconds": _since(started)}
-        proven = numerics is Numerics.ALL
-        if (proven and judgement.passed) or (not judgement.passed and judgement.outcome and judgement.outcome.stop):
+        proven, stopped = numerics is Numerics.ALL, judgement.results.get("shapes")
+        if (proven and judgement.passed) or (stopped and stopped.stops and not judgement.passed):
             started = time.perf_counter()
-            depth = Depth.SHAPES if numerics is Numerics.NONE else Depth.NUMERICS
-            found = repair(subject, depth=depth, first=None if judgement.passed else judgement)
+            depth = "shapes" if numerics is Numerics.NONE else "numerics"
+            found = repair(subject, depth=depth, bench=bench)
             answer["repair"] = _judged(found.judgement) | {
                 "seconds": _since(started),
                 "overrides": found.overrides,

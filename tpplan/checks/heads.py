@@ -11,6 +11,14 @@ from tpplan.model.skeleton import wildcard
 from tpplan.styles import Flow
 from tpplan.subject import Subject
 
+HEAD_CODES = frozenset({"TPP301", "TPP302"})
+
+
+def disagreement(subject: Subject, diagnostic: Diagnostic) -> Diagnostic:
+    """TPP308 in place of a diagnostic of `check_heads`, where the model's own code ran."""
+    message = f"{diagnostic.message}; yet it runs"
+    return Diagnostic(code="TPP308", message=message, where=diagnostic.where, evidence=diagnostic.evidence)
+
 
 def check_heads(subject: Subject) -> Iterator[Diagnostic]:
     """One diagnostic for each kind of projection whose share of columns on a rank is not a whole number of heads."""

@@ -26,7 +26,7 @@ def bytes_per_rank(subject: Subject, local_sizes: Mapping[str, int]) -> BytesPer
     return BytesPerRank(parameters=held, whole=whole, ideal=ideal)
 
 
-def check_whole(
+def check_replicated(
     subject: Subject, local_sizes: Mapping[str, int], entered: Collection[str] = ()
 ) -> Iterator[Diagnostic]:
     """TPP305: what stays whole on every rank, largest first, when it is much. entered: modules that text reaches."""

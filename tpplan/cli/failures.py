@@ -31,7 +31,7 @@ def model_of(error: Any, arguments: list[str]) -> str:
 
 
 def bad_usage(arguments: list[str], message: str, model: str) -> int:
-    from tpplan.request import usage_error
+    from tpplan.choices import usage_error
 
     wants_json = any(
         a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""])

@@ -9,9 +9,10 @@ import typer
 
 from tpplan.choices import Device
 from tpplan.cli.app import app
-from tpplan.cli.options import Format, FormatOption, SchemaName
+from tpplan.cli.options import Format, FormatOption
 from tpplan.cli.printing import show, write
 from tpplan.diagnostics import PlanError
+from tpplan.schemas import SchemaName
 
 
 @app.command(
@@ -76,7 +77,8 @@ def explain(
 @app.command()
 def schema(name: Annotated[SchemaName, typer.Argument(help="Which schema.")] = SchemaName.PLAN) -> int:
     """Print the JSON Schema of plan files, or of what `check`, `sizes` and `doctor` print with --format json."""
-    from importlib.resources import files
+    from tpplan.rendering import document
+    from tpplan.schemas import schema as filled
 
-    sys.stdout.write(files("tpplan").joinpath(f"{name}.schema.json").read_text(encoding="utf-8"))
+    sys.stdout.write(document(filled(name)))
     return 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpplan.cli.options import Format
 from tpplan.diagnostics import Report
+
+if TYPE_CHECKING:
+    from tpplan.engine import Found
 
 
 def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
@@ -22,31 +25,28 @@ def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
 NOTHING_TO_TRY = "tpplan has none to try for what text reaches and no rule shards"
 
 
-def say_repair(repaired: Any, output: str | None, *, extend: bool = False) -> None:
+def say_repair(found: Found, output: str | None, *, extend: bool = False) -> None:
     """On stderr: what the plan overrides and why, and what was run to prove it. extend: more rules were asked for."""
-    from tpplan import rendering
-
-    for attempt in repaired.attempts:
-        block = attempt.block or "the model"
-        strategy = f" ({repaired.strategy})" if attempt.overrides and not attempt.adds else ""
-        write(f"{block}: {attempt.reason}; {attempt.describe()}{strategy}\n", "stderr")
-    if not repaired.attempts:
+    for attempt in found.attempts:
+        strategy = f" ({found.strategy})" if attempt.overrides and not attempt.adds else ""
+        write(f"{attempt.block or 'the model'}: {attempt.reason}; {attempt.describe()}{strategy}\n", "stderr")
+    if not found.attempts:
         write("the model's own plan passes as it is: no override\n", "stderr")
-    if extend and not any(attempt.adds for attempt in repaired.attempts):
-        tried = sorted({attempt.block for attempt in repaired.refused if attempt.adds})
+    if extend and not any(attempt.adds for attempt in found.attempts):
+        tried = sorted({attempt.block for attempt in found.refused if attempt.adds})
         write(f"no rule to add: {'none passes for ' + ', '.join(tried) if tried else NOTHING_TO_TRY}\n", "stderr")
-    write(rendering.as_text(repaired.judgement.report()), "stderr")
+    show(found.report, Format.TEXT, "stderr")
     if output:
         write(f"written to {output}\n", "stderr")
 
 
-def say_strategies(candidates: list, repaired: Any) -> None:
-    """On stderr: what each strategy costs, and which became the plan."""
+def say_strategies(found: Found) -> None:
+    """On stderr: what each strategy costs, and which became the plan; nothing where they were not asked for."""
     from tpplan.cli import tables
 
-    chosen = next(candidate for candidate in candidates if candidate.repair is repaired)
-    write(tables.strategies_table(candidates, chosen), "stderr")
-    write(tables.notes(candidates), "stderr")
+    if found.chosen:
+        write(tables.strategies_table(found.candidates, found.chosen), "stderr")
+        write(tables.notes(found.candidates), "stderr")
 
 
 def write(text: Any, stream: str = "stdout") -> None:

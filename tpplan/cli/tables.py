@@ -35,7 +35,7 @@ def strategies_table(candidates: Sequence[Candidate], chosen: Candidate) -> Tabl
 
     table = _table("", "strategy", "verdict")
     for candidate in candidates:
-        strategy = str(candidate.repair.strategy) if candidate.repair.overrides else "the model's own plan"
+        strategy = candidate.strategy or "the model's own plan"
         verdict = Text(str(candidate.verdict), style=VERDICT_STYLE[candidate.verdict])
         table.add_row("*" if candidate is chosen else "", strategy, verdict, *_costs(candidate))
     return table
@@ -88,8 +88,8 @@ def _repair(candidate: Candidate) -> str:
     """What is overridden and why; blocks that differ in nothing but their layers are one already."""
     return "; ".join(
         f"{attempt.block or 'the model'}: {attempt.reason}, {attempt.describe()}"
-        + (f" ({candidate.repair.strategy})" if attempt.overrides else "")
-        for attempt in candidate.repair.attempts
+        + (f" ({candidate.strategy})" if attempt.overrides else "")
+        for attempt in candidate.attempts
     )
 
 

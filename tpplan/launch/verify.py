@@ -22,7 +22,7 @@ from tpplan.launch.torchrun import tpu_environment
 from tpplan.model.internals import versions
 from tpplan.model.skeleton import build_skeleton
 from tpplan.request import Request, open_request, usage_error
-from tpplan.stages.shapes import run_shapes
+from tpplan.stages.full_size import run_shapes
 from tpplan.stages.usage import Usage, measure
 from tpplan.subject import Subject
 from tpplan.units import gib

@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import yaml
+
+from tpplan.schemas import schema
 
 MAX_DEPTH = 32  # collections inside each other, the plan itself included
 MAX_DIGITS = 64  # of an integer
@@ -110,7 +110,7 @@ class Plan:
 @cache
 def plan_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of plan files. Not to be changed by the caller."""
-    return json.loads(files("tpplan").joinpath("plan.schema.json").read_text(encoding="utf-8"))
+    return schema("plan")
 
 
 def as_json_value(value: Any, depth: int = 1) -> Any:

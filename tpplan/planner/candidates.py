@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpplan.choices import Depth, Optimize, Strategy
+from tpplan.choices import Optimize
 from tpplan.diagnostics import Report, Verdict
-from tpplan.planner.costs import Costs, costs_of, whole_usage, with_costs
 from tpplan.planner.extend import extended
-from tpplan.planner.repair import Repair, repair
-from tpplan.stages.judge import judge
-from tpplan.stages.proof import Bench
-from tpplan.stages.usage import Usage
+from tpplan.planner.proposals import Attempt
+from tpplan.planner.remedy import with_fixes
+from tpplan.planner.repair import Repair
+from tpplan.planner.solve import by_strategy, solve
+from tpplan.stages.bench import Bench
+from tpplan.stages.costs import Costs
+from tpplan.stages.judge import measured_costs
 from tpplan.subject import Subject
 from tpplan.targets import resolve
 
@@ -21,34 +23,40 @@ UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One plan that was tried: the model's own, or repaired. costs: None where its shapes stage did not pass. report: of
-    its last judgement; what does not fit the device is an error of it, as in `check`."""
+    """One plan that was tried, the model's own or repaired, as plain values.
 
-    repair: Repair
-    costs: Costs | None
+    report: as `check` has it. costs: None where its shapes stage did not pass. strategy: None where nothing is
+    overridden. attempts: the steps of its repair.
+    """
+
     report: Report
+    costs: Costs | None
+    strategy: str | None
+    attempts: tuple[Attempt, ...]
+    ep_size: int | None
 
     @property
     def tp_size(self) -> int:
-        return self.repair.judgement.subject.sharding.tp_size
+        assert self.report.tp_size is not None
+        return self.report.tp_size
 
     @property
     def verdict(self) -> Verdict:
         return self.report.verdict
 
     def to_dict(self) -> dict:
-        """Plain values: the verdict, how the plan was repaired and why, what it costs, and what stands against it."""
+        """The verdict, how the plan was repaired and why, what it costs, and what stands against it."""
         report = self.report
         costs = self.costs.to_dict() if self.costs else dict.fromkeys(("bytes_per_rank", "memory"))
         return {
             "tp_size": self.tp_size,
-            "ep_size": self.repair.judgement.subject.sharding.ep_size,
+            "ep_size": self.ep_size,
             "verdict": str(self.verdict),
-            "strategy": str(self.repair.strategy) if self.repair.overrides else None,
-            "overrides": self.repair.overrides,
+            "strategy": self.strategy,
+            "overrides": report.overrides,
             "repairs": [
                 {"block": attempt.block, "reason": attempt.reason, "change": attempt.describe()}
-                for attempt in self.repair.attempts
+                for attempt in self.attempts
             ],
             "stages": {name: stage.to_dict() for name, stage in report.stages.items()},
             "diagnostics": [diagnostic.to_dict() for diagnostic in report.diagnostics],
@@ -56,54 +64,54 @@ class Candidate:
         }
 
 
+def candidate_of(repaired: Repair, bench: Bench) -> Candidate:
+    """The plan that a repair ended with."""
+    return Candidate(
+        report=with_fixes(repaired.judgement, bench).report(),
+        costs=measured_costs(repaired.judgement, bench),
+        strategy=repaired.strategy if repaired.overrides else None,
+        attempts=repaired.attempts,
+        ep_size=repaired.judgement.subject.sharding.ep_size,
+    )
+
+
 def all_sizes(
-    subject: Subject, tp_sizes: Iterable[int] = (), strategy: Strategy = Strategy.REPLICATE, depth: Depth = Depth.SHAPES
+    subject: Subject, bench: Bench, tp_sizes: Iterable[int] = (), strategy: str | None = None, depth: str | None = None
 ) -> list[Candidate]:
     """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending."""
-    whole = whole_usage(subject)
     sizes = sorted(set(tp_sizes)) or resolve(subject.device).host_counts or UNLIMITED
-    return [_candidate(repair(subject.at(size), strategy, depth), whole) for size in sizes]
+    return [candidate_of(solve(subject.at(size), strategy, bench, depth=depth), bench) for size in sizes]
 
 
-def all_strategies(subject: Subject, depth: Depth = Depth.NUMERICS, *, extend: bool = False) -> list[Candidate]:
-    """A candidate for each strategy that leads to another plan; one alone where the model needs no override.
+def all_strategies(
+    subject: Subject, bench: Bench, *, extend: bool = False, depth: str | None = None
+) -> list[tuple[Repair, Candidate]]:
+    """For each strategy that leads to another plan the repair and the candidate; one where the model needs no override.
 
-    extend: with rules for what the plan of a strategy leaves whole.
+    extend: with rules for what the plan of a strategy leaves replicated.
     """
-    whole, bench = whole_usage(subject), Bench(subject)
-    own = judge(subject, depth, bench=bench)
-    candidates: list[Candidate] = []
-    for strategy in Strategy:
-        made = repair(subject, strategy, depth, first=own, bench=bench)
-        made = extended(made, depth, bench) if extend else made
-        if made.overrides not in [other.repair.overrides for other in candidates]:
-            candidates.append(_candidate(made, whole))
-    return candidates
+    found = list(by_strategy(subject, None, bench, extend=extend, depth=depth))
+    if not extend and all(made.judgement.sound and not made.judgement.passed for made in found):
+        found.append(extended(found[-1], bench, depth))  # as `solve` does where none fits
+    return [(made, candidate_of(made, bench)) for made in found]
 
 
 def best(candidates: Iterable[Candidate], optimize: Optimize) -> Candidate | None:
-    """The candidate that passes with the fewest bytes on a rank, or with the least to wait for; None where none passes.
+    """The candidate that passes with the fewest bytes per rank, or with the least to wait for; None where none passes.
 
     memory: parameters and cache. latency: calls of collectives for a token, then the bytes that they complete, then
     FLOPs: at a small batch each call is a wait for all ranks.
     """
-    passing = [candidate for candidate in candidates if candidate.verdict is Verdict.PASS and candidate.costs]
+    passing = [(one, one.costs) for one in candidates if one.verdict is Verdict.PASS and one.costs]
     weigh = _bytes_held if optimize is Optimize.MEMORY else _waits
-    return min(passing, key=weigh, default=None)
+    return min(passing, key=lambda pair: weigh(pair[1]), default=(None, None))[0]
 
 
-def _bytes_held(candidate: Candidate) -> tuple[int, ...]:
-    return (candidate.costs.memory.held, *_waits(candidate))
+def _bytes_held(costs: Costs) -> tuple[int, ...]:
+    return (costs.memory.held, *_waits(costs))
 
 
-def _waits(candidate: Candidate) -> tuple[int, ...]:
-    usage = candidate.costs.usage
+def _waits(costs: Costs) -> tuple[int, ...]:
+    usage = costs.usage
     calls = sum(collective.count for collective in usage.collectives)
     return calls, sum(collective.bytes for collective in usage.collectives), usage.flops
-
-
-def _candidate(repaired: Repair, whole: Usage | None) -> Candidate:
-    costs, report = costs_of(repaired.judgement, whole), repaired.report()
-    if costs:
-        report = with_costs(report, repaired.judgement.subject, costs)
-    return Candidate(repair=repaired, costs=costs, report=report)

@@ -1,17 +1,11 @@
-"""A subject that passes, as the DistributedConfig it stands for: JSON for from_dict, or a runnable Python call."""
+"""A subject that passes as a script that loads it with its DistributedConfig."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tpplan.source import CONFIG_NAME
 from tpplan.subject import Subject
-
-
-def as_json(subject: Subject) -> str:
-    """What `DistributedConfig.from_dict` takes. It drops keys that it does not know, so there are none."""
-    return json.dumps(subject.sharding.arguments(), indent=2) + "\n"
 
 
 def as_python(subject: Subject) -> str:

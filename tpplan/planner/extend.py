@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tpplan.choices import Depth
 from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import wildcard
 from tpplan.planner.proposals import SUMS_EXPERTS, Attempt
-from tpplan.planner.repair import Repair, changed, repair
+from tpplan.planner.repair import Repair, repair
+from tpplan.stages.bench import Bench
 from tpplan.stages.judge import Judgement, judge
-from tpplan.stages.proof import Bench
+from tpplan.stages.result import FaultKind
 from tpplan.subject import Subject
 
 WORTH_A_RULE = 0.01  # of the model's bytes
@@ -33,23 +33,21 @@ class Whole:
     ways: tuple[dict[str, str], ...]
 
 
-def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repair:
-    """The repair, with rules for what it leaves whole, as many as pass every stage up to `depth` and save bytes.
+def extended(repaired: Repair, bench: Bench, depth: str | None = None) -> Repair:
+    """The repair, with rules for what it leaves replicated, as many as pass every stage up to `depth` and save bytes.
 
     A model without any rule does not pass as it is; it does when one of them is found.
     """
     judgement = repaired.judgement
     subject = judgement.subject
-    if subject.sharding.tp_size == 1 or not (judgement.passed or not subject.plan):
+    if subject.sharding.tp_size == 1 or not (judgement.sound or not subject.plan):
         return repaired
-    bench = bench or Bench(subject)
-    whole = list(whole_layers(subject, _entered(judgement)))
+    whole = list(whole_layers(subject, _entered(judgement, bench)))
     attempts = [_attempt(kind, kind.ways[0]) for kind in whole]
     # one alone is the first that is tried below
     together = _tried(judgement, attempts, repaired, depth, bench) if len(attempts) > 1 else None
     if together:
-        attempts = [*repaired.attempts, *attempts]
-        return replace(repaired, judgement=_without_advice(together), attempts=tuple(attempts))
+        return replace(repaired, judgement=together, attempts=(*repaired.attempts, *attempts))
     kept: list[Attempt] = []
     refused: list[Attempt] = []
     for kind in whole:
@@ -62,7 +60,7 @@ def extended(repaired: Repair, depth: Depth, bench: Bench | None = None) -> Repa
             refused.append(attempt)
     return replace(
         repaired,
-        judgement=_without_advice(judgement),
+        judgement=judgement,
         attempts=(*repaired.attempts, *kept),
         refused=(*repaired.refused, *refused),
     )
@@ -72,31 +70,25 @@ def _attempt(kind: Whole, way: dict[str, str]) -> Attempt:
     return Attempt(block=kind.block, reason=REASON, overrides=way, adds=True)
 
 
-def _without_advice(judgement: Judgement) -> Judgement:
-    """The judgement without the advice to do what was just done."""
-    done = ("TPP205", "TPP305")
-    said = (replace(found, fix="") if found.code in done else found for found in judgement.diagnostics)
-    return replace(judgement, diagnostics=tuple(said))
-
-
 def _tried(
-    judgement: Judgement, attempts: list[Attempt], repaired: Repair, depth: Depth, bench: Bench
+    judgement: Judgement, attempts: list[Attempt], repaired: Repair, depth: str | None, bench: Bench
 ) -> Judgement | None:
-    """The judgement with the attempts made, if it passes with fewer bytes a rank than before."""
+    """The judgement with the attempts made, if it is sound with fewer bytes per rank than before."""
     subject = judgement.subject
     for attempt in attempts:
-        subject = changed(subject, attempt)
+        subject = attempt.applied_to(subject)
     tried = judge(subject, depth, bench=bench)
-    if tried.proof and tried.proof.numerics and tried.proof.numerics.gradients:
-        tried = repair(subject, repaired.strategy, depth, first=tried, bench=bench).judgement
+    if tried.fault and tried.fault.kind is FaultKind.GRADIENTS:
+        tried = repair(subject, repaired.strategy, depth, bench=bench).judgement
     before = judgement.share.parameters if judgement.share else subject.skeleton.bytes
-    return tried if tried.passed and tried.share and tried.share.parameters < before else None
+    return tried if tried.sound and tried.share and tried.share.parameters < before else None
 
 
-def _entered(judgement: Judgement) -> Collection[str]:
+def _entered(judgement: Judgement, bench: Bench) -> Collection[str]:
     """Modules that text reaches: nothing is proven of the others, for example of a vision tower."""
-    outcome = judgement.outcome or judge(judgement.subject.at(1), Depth.SHAPES).outcome
-    return outcome.entered if outcome else ()
+    if judgement.entered is not None:
+        return judgement.entered
+    return judge(judgement.subject.at(1), "shapes", bench=bench).entered or ()
 
 
 def whole_layers(subject: Subject, entered: Collection[str]) -> Iterator[Whole]:

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 from tpplan.checks.experts import experts_divide
 from tpplan.checks.widths import uneven_gathers
-from tpplan.choices import Strategy
 from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import known_styles, style_of, wildcard
-from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, overrides_for
-from tpplan.stages.judge import HEAD_CODES, Judgement
-from tpplan.stages.numerics import GradientFault, Kind
-from tpplan.stages.shapes import Phase
+from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, REPLICATE, overrides_for
+from tpplan.stages.result import Fault, FaultKind, GradientError
 from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 from tpplan.subject import Subject
 
-# What a proposal may mend.
-REPAIRABLE = frozenset(
-    {
-        "TPP208",
-        "TPP301",
-        "TPP302",
-        "TPP332",
-        "TPP401",
-        "TPP402",
-        "TPP403",
-        "TPP501",
-        "TPP502",
-        "TPP504",
-        "TPP505",
-        "TPP506",
-    }
-)
 SUMS_EXPERTS = "moe_tp_experts"
 
 
@@ -55,46 +35,61 @@ class Attempt:
         count = f"{len(self.overrides)} rule{'s' * (len(self.overrides) > 1)}"
         return f"{count} added" if self.adds else f"{count} overridden"
 
+    def applied_to(self, subject: Subject) -> Subject:
+        """The subject with these overrides over its own, and with this ep_size."""
+        sharding = subject.sharding
+        overrides, ep_size = {**sharding.overrides, **self.overrides}, self.ep_size or sharding.ep_size
+        return replace(subject, sharding=replace(sharding, overrides=overrides, ep_size=ep_size))
 
-def propose(judgement: Judgement, strategy: Strategy) -> Iterator[Attempt]:
-    """Proposals for what the judgement says failed: a block that raises or is wrong, a load, or gradients."""
-    subject, outcome, proven = judgement.subject, judgement.outcome, judgement.proof
-    if outcome and outcome.stop:
-        stop = outcome.stop
-        if stop.phase is Phase.SHARDING:
-            yield from _uneven_gathers_whole(subject)
-        else:
-            yield from _for_block(subject, strategy, stop.module or "", f"the {stop.phase} raises")
-        return
-    unreached = [d.where.module for d in judgement.diagnostics if d.code in HEAD_CODES and d.where.module]
-    if unreached:
-        yield from _for_block(subject, strategy, unreached[0], "its heads do not divide")
-        return
-    cut = [d.where.parameter for d in judgement.diagnostics if d.code == "TPP332" and d.where.parameter]
-    if cut:
-        yield from _whole_blocks(subject, cut[0])
-        return
-    if any(d.code == "TPP208" for d in judgement.diagnostics):
-        yield from _head_whole(subject)
-        return
-    if proven and proven.load and proven.load.failed:
-        yield from share_experts(subject, "loading it sharded fails")
-        yield from _experts_whole(subject)
-        reason = "loading it sharded gives other weights" if proven.load.wrong else "loading it sharded fails"
-        for module in dict.fromkeys(name.rpartition(".")[0] for name in proven.load.blamed):
-            yield from _for_block(subject, Strategy.REPLICATE, module, reason)
-        return
-    numerics = proven.numerics if proven else None
-    if numerics and numerics.raised_in:
-        yield from _for_block(subject, strategy, numerics.raised_in, f"the {numerics.raised[0]} raises")
-    elif numerics and numerics.differences:
-        module = next((difference.module for difference in numerics.differences if difference.module), None)
-        if module:
-            yield from _for_block(subject, strategy, module, "the numbers are wrong")
-        elif any(difference.width for difference in numerics.differences):
-            yield from _head_whole(subject)
-    elif numerics and numerics.gradients:
-        yield from _for_gradients(subject, numerics.gradients)
+
+def propose(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    """Proposals for a fault of `subject`'s plan, the one to be tried first in front."""
+    return PROPOSERS[fault.kind](subject, fault, strategy)
+
+
+def _for_sharding(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    yield from _uneven_gathers_whole(subject)
+
+
+def _for_module(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    yield from _for_block(subject, strategy, fault.module, fault.words)
+
+
+def _for_named_module(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    if fault.module:
+        yield from _for_module(subject, fault, strategy)
+
+
+def _for_scales(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    """For a weight cut inside blocks that share a scale: whole experts on each rank, else the weight's block whole."""
+    for parameter in fault.parameters:
+        if style_of(parameter, subject.skeleton.expert_plan, is_parameter=True):
+            yield from share_experts(subject, fault.words)
+        yield from _for_block(subject, REPLICATE, parameter.rpartition(".")[0], fault.words)
+
+
+def _for_width(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    yield from _head_whole(subject)
+
+
+def _for_load(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    yield from share_experts(subject, fault.words)
+    yield from _experts_whole(subject, fault.words)
+    for module in dict.fromkeys(name.rpartition(".")[0] for name in fault.parameters):
+        yield from _for_block(subject, REPLICATE, module, fault.words)
+
+
+def _for_gradients(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:
+    """The style whose backward is right, for each module with a parameter whose gradient has the wrong sum."""
+    wanted = {GradientError.TIMES_TP_SIZE: GRADIENTS_WHOLE, GradientError.PARTIAL: GRADIENTS_SUMMED}
+    overrides: dict[str, str] = {}
+    for parameter, error in fault.gradients:
+        module, style = parameter.rpartition(".")[0], wanted.get(error)
+        is_whole = subject.style(module).cut_dim is None
+        if style in known_styles() and is_whole and subject.style_name(module) != style:
+            overrides[wildcard(module)] = style
+    if overrides:
+        yield Attempt(block=", ".join(sorted(overrides)), reason=fault.words, overrides=overrides)
 
 
 def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
@@ -106,15 +101,7 @@ def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
         yield Attempt(block=min(plan, key=len), reason=reason, ep_size=subject.sharding.tp_size)
 
 
-def _whole_blocks(subject: Subject, parameter: str) -> Iterator[Attempt]:
-    """For a weight cut inside blocks that share a scale: whole experts on each rank, else the weight's block whole."""
-    reason = "tp_size cuts blocks that share a scale"
-    if style_of(parameter, subject.skeleton.expert_plan, is_parameter=True):
-        yield from share_experts(subject, reason)
-    yield from _for_block(subject, Strategy.REPLICATE, parameter.rpartition(".")[0], reason)
-
-
-def _for_block(subject: Subject, strategy: Strategy, module: str, reason: str) -> Iterator[Attempt]:
+def _for_block(subject: Subject, strategy: str, module: str, reason: str) -> Iterator[Attempt]:
     """The smallest block around `module` in which a rule can still change, then the larger ones."""
     yield from _single_head_whole(subject, module, reason)
     for block in _enclosing_blocks(module):
@@ -140,52 +127,36 @@ def _single_head_whole(subject: Subject, module: str, reason: str) -> Iterator[A
         yield Attempt(block=min(around), reason=reason, overrides=dict.fromkeys(sorted(cut), GRADIENTS_SUMMED))
 
 
-def _experts_whole(subject: Subject) -> Iterator[Attempt]:
+def _experts_whole(subject: Subject, reason: str) -> Iterator[Attempt]:
     """Fused experts whole on every rank: their weights are converted while they load, which sharding can disturb."""
     for block in sorted(rule for rule, style in subject.plan.items() if style == SUMS_EXPERTS):
         inside = {rule: style for rule, style in subject.plan.items() if rule == block or rule.startswith(f"{block}.")}
-        overrides = _overrides(subject, inside, Strategy.REPLICATE)
+        overrides = _overrides(subject, inside, REPLICATE)
         if block in subject.skeleton.rules and overrides:
-            yield Attempt(block=block, reason="loading it sharded fails", overrides=overrides)
+            yield Attempt(block=block, reason=reason, overrides=overrides)
 
 
 def _head_whole(subject: Subject) -> Iterator[Attempt]:
     """The output head, whose gathered columns are not those of the whole weight, whole on every rank."""
     head = subject.skeleton.model.get_output_embeddings()
     names = [wildcard(name) for name, module in subject.skeleton.model.named_modules() if module is head]
-    overrides = _overrides(
-        subject, {name: subject.plan[name] for name in names if name in subject.plan}, Strategy.REPLICATE
-    )
+    overrides = _overrides(subject, {name: subject.plan[name] for name in names if name in subject.plan}, REPLICATE)
     if overrides:
-        reason = "its logits have another width"
-        yield Attempt(block=names[0], reason=reason, overrides=_with_tied_partners(subject, overrides))
+        overrides = _with_tied_partners(subject, overrides)
+        yield Attempt(block=names[0], reason=str(FaultKind.WIDTH), overrides=overrides)
 
 
 def _uneven_gathers_whole(subject: Subject) -> Iterator[Attempt]:
     """Projections whose gathered output does not divide, which Transformers before 5.21 refuses, whole on every rank."""
     overrides = {}
     for rule in uneven_gathers(subject):
-        overrides |= _overrides(subject, {rule: subject.plan[rule]}, Strategy.REPLICATE)
+        overrides |= _overrides(subject, {rule: subject.plan[rule]}, REPLICATE)
     if overrides:
         reason = "its output does not divide"
         yield Attempt(block=", ".join(overrides), reason=reason, overrides=_with_tied_partners(subject, overrides))
 
 
-def _for_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Iterator[Attempt]:
-    """The style whose backward is right, for each module with a parameter whose gradient has the wrong sum."""
-    wanted = {Kind.TIMES_TP_SIZE: GRADIENTS_WHOLE, Kind.PARTIAL: GRADIENTS_SUMMED}
-    overrides = {}
-    for fault in faults:
-        module = fault.parameter.rpartition(".")[0]
-        style = wanted.get(fault.kind)
-        is_whole = subject.style(module).cut_dim is None
-        if style in known_styles() and is_whole and subject.style_name(module) != style:
-            overrides[wildcard(module)] = style
-    if overrides:
-        yield Attempt(block=", ".join(sorted(overrides)), reason="its gradients are wrong", overrides=overrides)
-
-
-def _overrides(subject: Subject, rules: dict[str, str], strategy: Strategy) -> dict[str, str]:
+def _overrides(subject: Subject, rules: dict[str, str], strategy: str) -> dict[str, str]:
     return overrides_for(rules, strategy, training=subject.training, styles=known_styles())
 
 
@@ -225,3 +196,18 @@ def _with_tied_partners(subject: Subject, overrides: dict[str, str]) -> dict[str
             if module in overrides and partner in subject.plan and partner not in paired:
                 paired[partner] = overrides[module]
     return paired
+
+
+PROPOSERS: dict[FaultKind, Callable[[Subject, Fault, str], Iterator[Attempt]]] = {
+    FaultKind.SHARDING: _for_sharding,
+    FaultKind.FORWARD: _for_module,
+    FaultKind.BACKWARD: _for_module,
+    FaultKind.HEADS: _for_named_module,
+    FaultKind.SCALES: _for_scales,
+    FaultKind.WIDTH: _for_width,
+    FaultKind.LOAD: _for_load,
+    FaultKind.LOADED_SLICE: _for_load,
+    FaultKind.MINIATURE_RAISES: _for_named_module,
+    FaultKind.NUMBERS: _for_named_module,
+    FaultKind.GRADIENTS: _for_gradients,
+}

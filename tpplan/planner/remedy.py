@@ -1,21 +1,26 @@
-"""The `fix` of a failure, run before it is offered: a repair that passes, and sizes that work without one.
+"""The `fix` of what a repair or another size may mend, run before it is offered: every plan and size in it passed.
 
-Both are run to the depth that the check was asked for, and the words say how far that is.
+Whatever depth a check was asked for, a fix is proven by all stages.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tpplan.checks.experts import expert_sizes
 from tpplan.checks.heads import dividing_sizes
-from tpplan.choices import Depth
-from tpplan.diagnostics import Report
-from tpplan.model.skeleton import Sharding
-from tpplan.planner.proposals import REPAIRABLE, Attempt
-from tpplan.planner.repair import Repair, repair
-from tpplan.stages.judge import Judgement, judge
+from tpplan.diagnostics import Diagnostic, Status
+from tpplan.model.skeleton import Sharding, known_styles
+from tpplan.planner.proposals import Attempt
+from tpplan.planner.repair import Repair
+from tpplan.planner.solve import solve
+from tpplan.planner.strategies import STRATEGIES
+from tpplan.stages.bench import Bench
+from tpplan.stages.judge import MEMORY_CODES, Judgement, judge
+from tpplan.stages.result import REPAIRABLE
 from tpplan.subject import Subject
+from tpplan.targets import resolve
 from tpplan.units import joined
 
 EXPERT_CODES = frozenset({"TPP310", "TPP311"})
@@ -25,69 +30,118 @@ MAX_SIZES = 4
 MAX_RANKS_FOR_REPAIR = 256
 
 
-def with_fixes(judgement: Judgement) -> Report:
-    """The judgement's report, with the action that mends a model which does not run at this tp_size."""
-    report = judgement.report()
-    if "shapes" not in judgement.stages:  # a static check runs nothing, for a fix neither
-        return report
-    if _lacks_fix(report, EXPERT_CODES):
-        return _with_fix(report, EXPERT_CODES, _fix_of_expert_ranks(judgement))
-    # Where nothing ran, nothing that runs can be offered.
-    if not _lacks_fix(report, REPAIRABLE) or not judgement.outcome or judgement.outcome.not_run:
-        return report
-    return _with_fix(report, REPAIRABLE, _fix(judgement))
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What is known of mending an error. fix: the action, empty where none is known. tried: what was, to no avail."""
+
+    fix: str = ""
+    tried: str = ""
+
+    def put_on(self, diagnostic: Diagnostic) -> Diagnostic:
+        """The diagnostic with its fix, and with what was tried as evidence."""
+        evidence = "; ".join(part for part in (diagnostic.evidence, self.tried) if part)
+        return replace(diagnostic, fix=self.fix, evidence=evidence)
 
 
-def _lacks_fix(report: Report, codes: frozenset[str]) -> bool:
-    return any(diagnostic.code in codes and not diagnostic.fix for diagnostic in report.diagnostics)
+def with_fixes(judgement: Judgement, bench: Bench) -> Judgement:
+    """The judgement, its errors with the action that mends them."""
+    later = [result.stage.status for name, result in judgement.results.items() if name != "static"]
+    if not later:  # a static check runs nothing, for a fix neither
+        return judgement
+    for codes, advise in ADVISERS:
+        lacking = [d for d in judgement.diagnostics if d.code in codes and not d.fix]
+        # where nothing ran, no override that runs can be offered
+        if not lacking or (codes is REPAIRABLE and all(status is Status.NOT_RUN for status in later)):
+            continue
+        advice = advise(judgement, bench)
+        said = tuple(advice.put_on(d) if d in lacking else d for d in judgement.diagnostics)
+        judgement = replace(judgement, diagnostics=said)
+    return judgement
 
 
-def _with_fix(report: Report, codes: frozenset[str], fix: str) -> Report:
-    diagnostics = tuple(
-        replace(diagnostic, fix=fix) if diagnostic.code in codes and not diagnostic.fix else diagnostic
-        for diagnostic in report.diagnostics
-    )
-    return replace(report, diagnostics=diagnostics)
-
-
-def _fix(judgement: Judgement) -> str:
-    depth = _depth(judgement)
+def _for_fault(judgement: Judgement, bench: Bench) -> Advice:
+    """The plan that `tpplan plan` writes for the model at this tp_size, and the sizes at which it needs none."""
     plain = _without_overrides(judgement.subject)
-    sizes = working_sizes(plain, depth)
-    works = f"without a repair tp_size {joined(sizes)} work{'s' * (len(sizes) == 1)}" if sizes else ""
+    sizes = working_sizes(plain, bench)
+    works = f"without overrides, tp_size {joined(sizes, 'or')} works" if sizes else ""
     if plain.sharding.tp_size > MAX_RANKS_FOR_REPAIR:
-        sought = f"above tp_size {MAX_RANKS_FOR_REPAIR} a repair is looked for only by {plain.plan_command()}"
-        return "; ".join(part for part in (works, sought) if part)
-    repaired = repair(plain, depth=depth, first=judgement if plain is judgement.subject else None)
-    if repaired.judgement.passed:
-        return "; ".join(part for part in (_offer(plain, repaired, depth), works) if part)
-    return f"no override that tpplan knows makes it run at this tp_size; {works}" if works else ""
+        sought = f"{plain.plan_command()} looks for a repair, which a check does up to tp_size {MAX_RANKS_FOR_REPAIR}"
+        return Advice(fix="; ".join(part for part in (works, sought) if part))
+    made = solve(plain, None, bench)
+    if made.judgement.sound:
+        return Advice(fix="; ".join(part for part in (_offer(plain, made, "passes"), works) if part))
+    return Advice(fix=works, tried=_what_was_tried(made))
 
 
-def _fix_of_expert_ranks(judgement: Judgement) -> str:
+def _what_was_tried(made: Repair) -> str:
+    if not made.tried:
+        return ""
+    subject = made.judgement.subject
+    lacking = [need for entry in STRATEGIES.values() if (need := entry.needs(subject.training))]
+    missing = [style for style in dict.fromkeys(lacking) if style not in known_styles()]
+    without = f"; this Transformers has no style {joined(missing)}" if missing else ""
+    return f"no repair is known: strategy {made.strategy} was tried on {made.tried}{without}"
+
+
+def _for_memory(judgement: Judgement, bench: Bench) -> Advice:
+    """A plan that fits at this size, else the next sizes at which one does."""
+    plain = _without_overrides(judgement.subject)
+    if plain.sharding.tp_size > MAX_RANKS_FOR_REPAIR:
+        return Advice()
+    made = solve(plain, None, bench)
+    if made.judgement.passed:
+        return Advice(fix=_offer(plain, made, "fits"))
+    sizes = [size for size in _larger_sizes(plain) if solve(plain.at(size), None, bench).judgement.passed]
+    if sizes:
+        return Advice(fix=f"use tp_size {joined(sizes, 'or')}, with the plan that `tpplan plan` writes for it")
+    return Advice(tried=f"no plan that tpplan knows fits {plain.device} at this tp_size, nor at the next larger ones")
+
+
+def _larger_sizes(subject: Subject) -> list[int]:
+    """The next sizes of the device at which an even split of the parameters would fit."""
+    hardware, tp_size = resolve(subject.device), subject.sharding.tp_size
+    times = 2 if subject.training else 1  # gradients
+    fitting = [
+        size
+        for size in sorted({*hardware.host_counts, *hardware.slice_counts()})
+        if tp_size < size <= MAX_RANKS_FOR_REPAIR
+        and hardware.hbm_bytes
+        and times * subject.skeleton.bytes / size <= hardware.hbm_bytes
+    ]
+    return fitting[: MAX_SIZES // 2]
+
+
+def _for_expert_ranks(judgement: Judgement, bench: Bench) -> Advice:
     """The sizes at which the plan passes with its experts shared, and whether it passes without sharing them."""
-    subject, depth = judgement.subject, _depth(judgement)
+    subject = judgement.subject
     tp_size = subject.sharding.tp_size
 
     def passes(tp_size: int, ep_size: int | None) -> bool:
         sharding = replace(subject.sharding, tp_size=tp_size, ep_size=ep_size)
-        return tp_size <= MAX_RANKS_FOR_REPAIR and judge(replace(subject, sharding=sharding), depth).passed
+        return tp_size <= MAX_RANKS_FOR_REPAIR and judge(replace(subject, sharding=sharding), bench=bench).passed
 
     sizes = [size for size in expert_sizes(subject)[-MAX_SIZES:] if passes(size, size)]
     others = [size for size in sizes if size != tp_size]
     ways = [f"give ep_size {tp_size}"] if tp_size in sizes else []
     ways += [f"give tp_size and ep_size {joined(others, 'or')}"] if others else []
     ways += ["leave ep_size out"] if passes(tp_size, None) else []
-    return ", or ".join(ways)
+    return Advice(fix=", or ".join(ways))
 
 
-def working_sizes(subject: Subject, depth: Depth = Depth.SHAPES) -> list[int]:
-    """Sizes below tp_size at which the model passes as it is: each was run to `depth`, the largest few only.
+ADVISERS: tuple[tuple[frozenset[str], Callable[[Judgement, Bench], Advice]], ...] = (
+    (EXPERT_CODES, _for_expert_ranks),
+    (REPAIRABLE, _for_fault),
+    (MEMORY_CODES, _for_memory),
+)
+
+
+def working_sizes(subject: Subject, bench: Bench) -> list[int]:
+    """Sizes below tp_size at which the model passes as it is: each was run, the largest few only.
 
     Size 1 is not run again: a failure counts as one of sharding only after the unsharded model ran.
     """
     candidates = [size for size in dividing_sizes(subject) if size <= MAX_RANKS_FOR_REPAIR]
-    return [size for size in candidates[-MAX_SIZES:] if size == 1 or judge(subject.at(size), depth).passed]
+    return [size for size in candidates[-MAX_SIZES:] if size == 1 or judge(subject.at(size), bench=bench).sound]
 
 
 def _without_overrides(subject: Subject) -> Subject:
@@ -96,20 +150,14 @@ def _without_overrides(subject: Subject) -> Subject:
     return subject if sharding == subject.sharding else replace(subject, sharding=sharding, file=None, facts=None)
 
 
-def _offer(subject: Subject, repaired: Repair, depth: Depth) -> str:
-    """The command that writes the repaired plan. Where only shapes were run, the plan may still be refused for its numbers."""
+def _offer(subject: Subject, made: Repair, does: str) -> str:
+    """The command that writes the repaired plan, and what that overrides."""
     command = subject.plan_command()
-    if not repaired.attempts:
-        return f"the model's own plan runs; {command} writes it"
+    if not made.attempts:
+        return f"the model's own plan {does}; {command} writes it"
     changed: dict[str, Attempt] = {}
-    for attempt in repaired.attempts:  # two steps on one block are one change of it
+    for attempt in made.attempts:  # two steps on one block are one change of it
         before = changed.get(attempt.block, attempt)
         changed[attempt.block] = replace(attempt, overrides={**before.overrides, **attempt.overrides})
     blocks = ", ".join(f"{block or 'the model'} ({attempt.describe()})" for block, attempt in changed.items())
-    if depth is Depth.NUMERICS:
-        return f"{command} writes a plan that passes: {blocks}"
-    return f"{command} writes a plan that runs, if its numbers are right too: {blocks}"
-
-
-def _depth(judgement: Judgement) -> Depth:
-    return Depth.NUMERICS if "numerics" in judgement.stages else Depth.SHAPES
+    return f"{command} writes a plan that {does}: {blocks}"

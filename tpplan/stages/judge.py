@@ -1,46 +1,67 @@
-"""One plan on one model: run the static checks and the stages asked for, and gather what they say."""
+"""One plan on one model: the stages run in order, what they found is put together, and that is what every report says."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from tpplan import checks
-from tpplan.checks.memory import bytes_per_rank, check_whole
-from tpplan.choices import Depth
 from tpplan.codes import Severity
-from tpplan.diagnostics import BytesPerRank, Diagnostic, Place, Report, Stage, Status
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Report, Stage, Status, Verdict
 from tpplan.model.internals import versions
-from tpplan.stages import proof
-from tpplan.stages.shapes import Phase, ShapesOutcome, run_shapes
-from tpplan.stages.stand_in import run_stand_in
+from tpplan.stages import table
+from tpplan.stages.bench import Bench
+from tpplan.stages.costs import Costs, costs_of, is_asked_for, memory_diagnostics
+from tpplan.stages.result import Fault, StageResult
+from tpplan.stages.static import judged
 from tpplan.subject import Subject
 
-HEAD_CODES = ("TPP301", "TPP302")
-PHASE_CODES = {Phase.SHARDING: "TPP401", Phase.FORWARD: "TPP402", Phase.BACKWARD: "TPP403"}
-PHASE_WORDS = {
-    Phase.SHARDING: "sharding the model raises",
-    Phase.FORWARD: "the sharded forward raises",
-    Phase.BACKWARD: "the sharded backward raises",
-}
+MEMORY_CODES = frozenset({"TPP340"})  # errors that no override of a fault mends
+SEVERITIES = tuple(Severity)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the stages said about one subject. outcome, proof: of the shapes and the numerics stage, None when they
-    did not run. share: None when the model was not sharded."""
+    """Everything that is said of one plan: the only source of its report.
+
+    results: of each stage asked for, in order. diagnostics: of all of them, and of memory, in the order of a report.
+    costs: what the plan costs a rank, where memory was asked for and the model ran.
+    """
 
     subject: Subject
-    stages: dict[str, Stage]
+    results: Mapping[str, StageResult]
     diagnostics: tuple[Diagnostic, ...]
-    outcome: ShapesOutcome | None = None
-    proof: proof.Proof | None = None
-    share: BytesPerRank | None = None
+    costs: Costs | None = None
+
+    @property
+    def fault(self) -> Fault | None:
+        """What failed first, if a repair may mend it: what raises at full size, else the first stage's."""
+        faults = [result.fault for result in self.results.values() if result.fault]
+        raising = [result.fault for result in self.results.values() if result.fault and result.stops]
+        return next(iter(raising or faults), None)
+
+    @property
+    def share(self) -> BytesPerRank | None:
+        """Parameter bytes per rank; None when the model was not sharded."""
+        return next((result.share for result in self.results.values() if result.share), None)
+
+    @property
+    def entered(self) -> frozenset[str] | None:
+        """Modules that a forward reached, with `*` for layer numbers; None where none ran."""
+        return next((result.entered for result in self.results.values() if result.entered is not None), None)
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        return {name: result.stage for name, result in self.results.items()}
+
+    @property
+    def sound(self) -> bool:
+        """Whether every stage passed and nothing stands against the plan but the memory of the device."""
+        wrong = (d for d in self.diagnostics if d.severity is Severity.ERROR and d.code not in MEMORY_CODES)
+        return all(result.passed for result in self.results.values()) and not any(wrong)
 
     @property
     def passed(self) -> bool:
-        return self.report().exit_code == 0
+        return self.report().verdict is Verdict.PASS
 
     def report(self) -> Report:
         return Report(
@@ -50,128 +71,63 @@ class Judgement:
             stages=self.stages,
             diagnostics=self.diagnostics,
             bytes_per_rank=self.share,
+            memory=self.costs.memory if self.costs else None,
             overrides=dict(sorted(self.subject.sharding.overrides.items())),
         )
 
 
-def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench | None = None) -> Judgement:
+def judge(subject: Subject, depth: str | None = None, *, bench: Bench | None = None) -> Judgement:
     """Run every stage up to `depth` on `subject`. Raises nothing for what is wrong with the plan or the model.
 
-    bench: the miniature of an earlier judgement of the same model and tp_size, to be used again.
+    depth: a name of the table of stages, the last one if left out. bench: what earlier judgements of the same model
+    have made already.
     """
-    started = time.perf_counter()
-    rejected = checks.rejections(subject)
-    diagnostics = rejected + checks.findings(subject)
-    seconds = time.perf_counter() - started
-    if rejected or depth is Depth.STATIC:
-        stages = {"static": _static_stage(diagnostics, seconds)} | _not_run(depth, rejected)
-        return Judgement(subject=subject, stages=stages, diagnostics=_sorted(diagnostics))
-    bench = bench or proof.Bench(subject)
-    outcome = _run_shapes(subject, bench)
-    diagnostics = _reconcile(diagnostics, outcome)
-    share = bytes_per_rank(subject, outcome.local_sizes) if outcome.local_sizes else None
-    if share:
-        diagnostics += check_whole(subject, outcome.local_sizes, outcome.entered)
-    stages = {"static": _static_stage(diagnostics, seconds), "shapes": _shapes_stage(outcome)}
-    if outcome.stop:
-        diagnostics.append(stop_diagnostic(subject, outcome))
-    elif outcome.whole_width not in (None, outcome.logits_width) and not _has(diagnostics, "TPP208"):
-        diagnostics.append(width_diagnostic(subject, outcome))
-    proven = None
-    if depth is Depth.NUMERICS and outcome.stop:
-        stages["numerics"] = Stage(status=Status.NOT_RUN, reason="the shapes stage failed")
-    elif depth is Depth.NUMERICS:
-        proven = proof.prove(subject, bench)
-        stages["numerics"] = proven.stage
-        diagnostics += proven.diagnostics
-    return Judgement(
-        subject=subject,
-        stages=stages,
-        diagnostics=_sorted(diagnostics),
-        outcome=outcome,
-        proof=proven,
-        share=share,
-    )
+    depth, bench = depth or table.deepest(), bench or Bench(subject)
+    known = bench.remembered(subject, depth)
+    if known:
+        return known
+    results: dict[str, StageResult] = {}
+    for entry in table.up_to(depth):
+        stopped = next((result.stops for result in results.values() if result.stops), "")
+        if stopped:
+            results[entry.name] = StageResult(stage=Stage(status=Status.NOT_RUN, reason=stopped))
+        else:
+            result = entry.run(subject, results, bench)
+            results = {name: _revised(one, result) for name, one in results.items()} | {entry.name: result}
+    diagnostics = [diagnostic for result in results.values() for diagnostic in result.diagnostics]
+    costs = _costs(subject, results, bench) if is_asked_for(subject) else None
+    if costs:
+        diagnostics += memory_diagnostics(subject, costs)
+    judgement = Judgement(subject=subject, results=results, diagnostics=in_order(diagnostics), costs=costs)
+    bench.remember(judgement, depth)
+    return judgement
 
 
-def _run_shapes(subject: Subject, bench: proof.Bench) -> ShapesOutcome:
-    """The stage at full size, or on the miniature where the model's code needs values and there is a miniature."""
-    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
-    if not outcome.needs_weights:
-        return outcome
-    try:
-        return run_stand_in(bench.miniature, subject.sharding, outcome, training=subject.training)
-    except ValueError as error:  # no miniature of this model runs
-        return replace(outcome, not_run=f"{outcome.not_run}; and it has no miniature: {error}")
+def measured_costs(judgement: Judgement, bench: Bench) -> Costs | None:
+    """The costs of a plan, whether or not its verdict weighs them; None where the model did not run sharded."""
+    return judgement.costs or _costs(judgement.subject, judgement.results, bench)
 
 
-def stop_diagnostic(subject: Subject, outcome: ShapesOutcome) -> Diagnostic:
-    """The failure of the shapes stage: the first module that stops, with torch's own error as evidence."""
-    stop = outcome.stop
-    assert stop is not None
-    where = f" in {stop.module}" if stop.module and stop.phase is not Phase.BACKWARD else ""
-    rank = "" if stop.rank is None else f"rank {stop.rank} of "
-    after = f"; the last module to get its gradient was {stop.module}" if stop.phase is Phase.BACKWARD else ""
-    return Diagnostic(
-        code=PHASE_CODES[stop.phase],
-        message=f"{PHASE_WORDS[stop.phase]}{where} on {rank}{subject.sharding.tp_size}{' ranks' * (not rank)}{after}",
-        where=Place(file=subject.spec.source.name, module=stop.module),
-        evidence=stop.error,
-    )
+def _costs(subject: Subject, results: Mapping[str, StageResult], bench: Bench) -> Costs | None:
+    ran = next((result for result in results.values() if result.share), None)
+    return costs_of(subject, ran.share, bench) if ran and ran.share and ran.passed else None
 
 
-def width_diagnostic(subject: Subject, outcome: ShapesOutcome) -> Diagnostic:
-    """Logits of another width than the unsharded model's, measured on both."""
-    found, expected = outcome.logits_width, outcome.whole_width
-    return Diagnostic(
-        code="TPP208",
-        message=f"the sharded model returns {found} columns of logits where the unsharded one returns {expected}",
-        where=Place(file=subject.spec.source.name),
-        evidence="both were run without weights",
-    )
+def _revised(result: StageResult, later: StageResult) -> StageResult:
+    """A result with those of its diagnostics replaced that a later stage has more to say about."""
+    changes = {id(old): new for old, new in later.revisions}
+    if not any(id(diagnostic) in changes for diagnostic in result.diagnostics):
+        return result
+    said = [changes.get(id(diagnostic), diagnostic) for diagnostic in result.diagnostics]
+    return judged(said, result.stage.seconds, result.stops)
 
 
-def _has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
-    return any(diagnostic.code == code for diagnostic in diagnostics)
+def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Errors, warnings, notes; by their place within each."""
 
+    def place(diagnostic: Diagnostic) -> tuple:
+        where = diagnostic.where
+        severity = SEVERITIES.index(diagnostic.severity)
+        return severity, where.line or 0, where.column or 0, diagnostic.code, str(where), diagnostic.message
 
-def _not_run(depth: Depth, rejected: list[Diagnostic]) -> dict[str, Stage]:
-    codes = ", ".join(sorted({diagnostic.code for diagnostic in rejected}))
-    stage = Stage(status=Status.NOT_RUN, reason=f"Transformers rejects the plan ({codes})")
-    names = {Depth.STATIC: (), Depth.SHAPES: ("shapes",), Depth.NUMERICS: ("shapes", "numerics")}
-    return dict.fromkeys(names[depth], stage)
-
-
-def _reconcile(diagnostics: list[Diagnostic], outcome: ShapesOutcome) -> list[Diagnostic]:
-    """The model's own code decides over the head arithmetic: where it ran, the arithmetic is only a warning."""
-    if not outcome.passed:
-        return diagnostics
-    return [
-        replace(diagnostic, code="TPP308", severity=Severity.WARNING, message=f"{diagnostic.message}; yet it runs")
-        if diagnostic.code in HEAD_CODES and diagnostic.where.module in outcome.entered
-        else diagnostic
-        for diagnostic in diagnostics
-    ]
-
-
-def _static_stage(diagnostics: Iterable[Diagnostic], seconds: float) -> Stage:
-    failed = any(diagnostic.severity is Severity.ERROR for diagnostic in diagnostics)
-    return Stage(status=Status.FAILED if failed else Status.PASSED, seconds=seconds)
-
-
-def _shapes_stage(outcome: ShapesOutcome) -> Stage:
-    if outcome.not_run:
-        return Stage(status=Status.NOT_RUN, reason=outcome.not_run, seconds=outcome.seconds)
-    status = Status.PASSED if outcome.passed else Status.FAILED
-    reason = f"on a miniature, for {outcome.on_miniature}" if outcome.on_miniature else ""
-    return Stage(status=status, reason=reason, seconds=outcome.seconds)
-
-
-def _sorted(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
-    return tuple(
-        sorted(
-            diagnostics,
-            key=lambda d: (order[d.severity], d.where.line or 0, d.where.column or 0, d.code, str(d.where), d.message),
-        )
-    )
+    return tuple(sorted(diagnostics, key=place))

@@ -21,7 +21,7 @@ from tpplan.model.ranks import fake_rank
 from tpplan.model.simulation import fill, one_thread, raised_by_simulator, simulated
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 from tpplan.model.trail import Trail
-from tpplan.stages.shapes import Phase, ShapesOutcome, Stop, where
+from tpplan.stages.full_size import Phase, ShapesOutcome, Stop, where
 from tpplan.units import one_line
 
 

@@ -20,7 +20,7 @@ from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.repeats import Repeats, run_repeats_once
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
-from tpplan.stages.shapes import FALLBACK_DTYPE
+from tpplan.stages.full_size import FALLBACK_DTYPE
 from tpplan.units import one_line
 
 PROMPTS = (16, 32)  # tokens, longer where a layer compresses what leaves its window

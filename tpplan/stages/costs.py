@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place
 from tpplan.model.config import ModelSpec, config_value, text_config
-from tpplan.model.skeleton import Sharding
-from tpplan.stages.judge import Judgement
+from tpplan.stages.bench import Bench
 from tpplan.stages.usage import Usage, measure
 from tpplan.subject import Subject
 from tpplan.targets import resolve
@@ -41,49 +40,24 @@ class Costs:
         }
 
 
-def costs_of(judgement: Judgement, whole: Usage | None = None) -> Costs | None:
-    """The costs of a plan whose shapes stage passed; None where it did not.
-
-    whole: `whole_usage`, where it is at hand from another plan.
-    """
-    subject, share = judgement.subject, judgement.share
-    if share is None or not (judgement.outcome and judgement.outcome.passed):
-        return None
+def costs_of(subject: Subject, share: BytesPerRank, bench: Bench) -> Costs:
+    """The costs of a plan whose shapes stage passed. share: the parameter bytes that it found."""
     usage = measure(subject.spec, subject.sharding)
-    if not usage.not_run:
-        whole = whole or whole_usage(subject)
-    return Costs(share=share, memory=_memory(subject, share, usage, whole), usage=usage)
-
-
-def whole_usage(subject: Subject) -> Usage | None:
-    """The use of the unsharded model; None for training, which keeps no cache."""
-    return None if subject.training else measure(subject.spec, Sharding(tp_size=1))
+    unsharded = None if usage.not_run else bench.unsharded_usage()
+    return Costs(share=share, memory=_memory(subject, share, usage, unsharded), usage=usage)
 
 
 def is_asked_for(subject: Subject) -> bool:
-    """Whether a check weighs memory: the device's is known, or the caller named a batch or a length."""
+    """Whether a verdict weighs memory: the device's is known, or the caller named a batch or a length."""
     return bool(subject.batch or subject.max_length or resolve(subject.device).hbm_bytes)
 
 
-def with_memory(report: Report, judgement: Judgement) -> Report:
-    """The report with what a rank holds, and an error or a warning where that does not fit its device."""
-    costs = costs_of(judgement) if is_asked_for(judgement.subject) else None
-    if costs is None:
-        return report
-    return with_costs(report, judgement.subject, costs)
-
-
-def with_costs(report: Report, subject: Subject, costs: Costs) -> Report:
-    """The report with the memory of these costs, and an error or a warning where that does not fit."""
-    found = tuple(_memory_diagnostics(subject, costs))
-    return replace(report, memory=costs.memory, diagnostics=(*found, *report.diagnostics))
-
-
-def _memory(subject: Subject, share: BytesPerRank, usage: Usage, whole: Usage | None) -> Memory:
+def _memory(subject: Subject, share: BytesPerRank, usage: Usage, unsharded: Usage | None) -> Memory:
     batch, length = subject.batch or 1, subject.max_length or _length(subject.spec)
     measured = not usage.not_run
     serves = measured and not subject.training
-    even = whole.cache_bytes(batch, length) if serves and whole and not whole.not_run else None
+    known = unsharded is not None and not unsharded.not_run
+    even = unsharded.cache_bytes(batch, length) if serves and unsharded and known else None
     return Memory(
         batch=batch,
         max_length=length,
@@ -101,12 +75,13 @@ def _length(spec: ModelSpec) -> int:
     return min(known, LONGEST) if isinstance(known, int) and known > 0 else LONGEST
 
 
-def _memory_diagnostics(subject: Subject, costs: Costs) -> Iterator[Diagnostic]:
+def memory_diagnostics(subject: Subject, costs: Costs) -> Iterator[Diagnostic]:
+    """What these costs mean for the device: TPP340 to TPP342."""
     memory, place = costs.memory, Place(file=subject.spec.source.name)
     if costs.usage.not_run and not subject.training:
         yield Diagnostic(
             code="TPP342",
-            message="the KV cache and the activations of a rank could not be measured and are not counted",
+            message="the KV cache and the activations per rank could not be measured and are not part of the sum",
             where=place,
             evidence=costs.usage.not_run,
         )
@@ -119,10 +94,9 @@ def _memory_diagnostics(subject: Subject, costs: Costs) -> Iterator[Diagnostic]:
     if over > 0:
         yield Diagnostic(
             code="TPP340",
-            message=f"a rank holds {gib(memory.held)} and {subject.device} has {gib(memory.hbm)} a device",
+            message=f"each rank would hold up to {gib(memory.held)}, and {subject.device} has {gib(memory.hbm)} per device",
             where=place,
             evidence=f"{sums}; {gib(over)} too much",
-            fix=f"tpplan sizes {subject.spec.source.name} --device {subject.device} shows the sizes that fit",
         )
     else:
         yield Diagnostic(

@@ -1,0 +1,245 @@
+"""The one engine under the library and the command line: judgements, repairs and plans, as plain values.
+
+Every answer about a plan is made from its judgement here, so all of them say the same. A process that is a rank already
+gets its answers from a child (`answer`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from tpplan.child import call_in_child
+from tpplan.choices import Dtype, Optimize, chosen, usage_error
+from tpplan.diagnostics import PlanError, Report
+from tpplan.plan_files.document import ModelFacts, Plan, Proof, Target
+from tpplan.planner.strategies import STRATEGIES
+from tpplan.stages import table
+
+if TYPE_CHECKING:
+    from tpplan.launch.verify import LaunchOptions
+    from tpplan.planner.candidates import Candidate
+    from tpplan.planner.proposals import Attempt
+    from tpplan.planner.repair import Repair
+    from tpplan.request import Request
+    from tpplan.stages.bench import Bench
+    from tpplan.stages.judge import Judgement
+    from tpplan.subject import Subject
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was found for a model: the plan, or none, with the report on it and the steps that led there.
+
+    attempts, refused: proposals that helped, and that did not. strategy: the one that was followed. candidates: of the
+    strategies, where all were asked for; chosen: the one that the plan follows.
+    """
+
+    report: Report
+    plan: Plan | None = None
+    attempts: tuple[Attempt, ...] = ()
+    refused: tuple[Attempt, ...] = ()
+    strategy: str | None = None
+    candidates: tuple[Candidate, ...] = ()
+    chosen: Candidate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A plan that passes, for the loader. arguments: of DistributedConfig. python: a script that loads the model."""
+
+    arguments: dict
+    python: str
+
+    def json(self) -> str:
+        """What `DistributedConfig.from_dict` takes. It drops keys that it does not know, so there are none."""
+        return json.dumps(self.arguments, indent=2) + "\n"
+
+
+def answer(function: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+    """What the function of this module returns, in a child where this process is a rank of a process group already.
+
+    The stages need a group of their own. Where torch is not loaded there is none, and it is not loaded for the answer:
+    what cannot be read is said at once.
+    """
+    if "torch.distributed" in sys.modules:
+        from tpplan.model.ranks import group_is_taken
+
+        if group_is_taken():
+            found: Answer = call_in_child(function.__name__, *args, **kwargs)
+            return found
+    return function(*args, **kwargs)
+
+
+def check(request: Request, depth: str) -> Report:
+    """The report on a plan, or on a model with its own plan."""
+    subject, bench = _opened(request)
+    return _judged(subject, depth, bench).report()
+
+
+def make_plan(request: Request, strategy: str | None, extend: bool) -> Found:
+    """The plan for the request's model, and how it was found. Raises PlanError when nothing passes.
+
+    strategy: None for each in turn, until one fits. extend: also find rules for what the plan leaves replicated.
+    """
+    _check_name(request)
+    subject, bench = _opened_model(request)
+    return _found(request, _repaired(subject, strategy, extend, bench))
+
+
+def compare_strategies(request: Request, strategy: str | None, optimize: Optimize | None, extend: bool) -> Found:
+    """As `make_plan`, with every strategy tried and its costs measured.
+
+    optimize: which of those that pass becomes the plan; None: the one that `strategy` names, else the first that passes.
+    """
+    from tpplan.planner.candidates import all_strategies, best
+
+    _check_name(request)
+    subject, bench = _opened_model(request)
+    tried = all_strategies(subject, bench, extend=extend)
+    candidates = tuple(candidate for _, candidate in tried)
+    if optimize:
+        wanted = best(candidates, optimize)
+    else:
+        named = [one for made, one in tried if strategy in (None, made.strategy)]
+        wanted = next((one for one in named if one.report.exit_code == 0), named[0] if named else None)
+    made, wanted = next((pair for pair in tried if pair[1] is wanted), tried[0])
+    if wanted.report.exit_code:
+        raise PlanError(wanted.report)
+    return replace(_found(request, made), candidates=candidates, chosen=wanted)
+
+
+def sizes(request: Request, tp_sizes: tuple[int, ...], strategy: str | None, depth: str) -> list[Candidate]:
+    """A candidate for each tp_size. Raises InputError."""
+    from tpplan.planner.candidates import all_sizes
+    from tpplan.request import check_tp_size
+
+    for size in tp_sizes:
+        check_tp_size(size, str(request.what))
+    subject, bench = _opened_model(replace(request, tp_size=1))
+    return all_sizes(subject, bench, tp_sizes, strategy, depth)
+
+
+def compile_plan(request: Request, strategy: str | None, extend: bool) -> Compiled:
+    """The DistributedConfig of a plan that passes as it is, or of a model after its repair. Raises PlanError."""
+    from tpplan.planner import compiled
+
+    subject = _passing(request, strategy, extend).subject
+    return Compiled(arguments=subject.sharding.arguments(), python=compiled.as_python(subject))
+
+
+def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Report:
+    """The report on a plan, or on a model's repaired plan, with the stage on real ranks. Raises PlanError."""
+    from tpplan.launch.verify import launched
+
+    judgement = _judged_or_repaired(request, strategy)
+    return launched(judgement, request, options)
+
+
+def depth_named(depth: str, *, measured: bool = False) -> str:
+    """The depth of this name. measured: one at which the model runs. Raises InputError TPP130."""
+    return chosen("depth", depth, table.depths()[1:] if measured else table.depths())
+
+
+def strategy_named(strategy: str | None) -> str | None:
+    """The strategy of this name, None for each in turn. Raises InputError TPP130."""
+    return None if strategy is None else chosen("strategy", strategy, STRATEGIES)
+
+
+def _judged(subject: Subject, depth: str, bench: Bench) -> Judgement:
+    from tpplan.planner.remedy import with_fixes
+    from tpplan.stages.judge import judge
+
+    return with_fixes(judge(subject, depth, bench=bench), bench)
+
+
+def _passing(request: Request, strategy: str | None, extend: bool) -> Judgement:
+    """The judgement of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
+    judgement = _judged_or_repaired(request, strategy, extend)
+    if not judgement.passed:
+        raise PlanError(judgement.report())
+    return judgement
+
+
+def _judged_or_repaired(request: Request, strategy: str | None, extend: bool = False) -> Judgement:
+    """A plan as it is, a model after its repair."""
+    if request.is_plan:
+        subject, bench = _opened(request)
+        return _judged(subject, table.deepest(), bench)
+    subject, bench = _opened_model(request)
+    return _repaired(subject, strategy, extend, bench).judgement
+
+
+def _repaired(subject: Subject, strategy: str | None, extend: bool, bench: Bench) -> Repair:
+    """The repair of a model's plan, what is left against it with its fixes."""
+    from tpplan.planner.remedy import with_fixes
+    from tpplan.planner.solve import solve
+
+    made = solve(subject, strategy, bench, extend=extend)
+    return replace(made, judgement=with_fixes(made.judgement, bench))
+
+
+def _found(request: Request, made: Repair) -> Found:
+    """The plan that a repair ended with. Raises PlanError where it does not pass."""
+    if not made.judgement.passed:
+        raise PlanError(made.judgement.report())
+    return Found(
+        report=made.judgement.report(),
+        plan=_plan_of(request, made),
+        attempts=made.attempts,
+        refused=made.refused,
+        strategy=made.strategy,
+    )
+
+
+def _plan_of(request: Request, made: Repair) -> Plan:
+    from tpplan.model.internals import versions
+    from tpplan.request import facts
+
+    subject = made.judgement.subject
+    stages = {name: str(stage.status) for name, stage in made.judgement.stages.items()}
+    return Plan(
+        model=ModelFacts(
+            id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)
+        ),
+        target=Target(
+            tp_size=subject.sharding.tp_size,
+            ep_size=subject.sharding.ep_size,
+            device=str(subject.device),
+            purpose="training" if subject.training else "inference",
+            dtype=subject.spec.dtype if subject.spec.dtype in tuple(Dtype) else None,
+        ),
+        overrides=made.overrides,
+        proven=Proof(
+            stages=stages,
+            versions={name: version for name, version in versions().items() if name in ("torch", "transformers")},
+            strategy=made.strategy if made.overrides else None,
+        ),
+    )
+
+
+def _check_name(request: Request) -> None:
+    try:
+        str(request.name or request.what).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise usage_error("a plan cannot hold a name that is not UTF-8", fix="name the model with --id") from error
+
+
+def _opened(request: Request) -> tuple[Subject, Bench]:
+    from tpplan.request import open_request
+    from tpplan.stages.bench import Bench
+
+    subject = open_request(request)
+    return subject, Bench(subject)
+
+
+def _opened_model(request: Request) -> tuple[Subject, Bench]:
+    if request.is_plan:
+        raise usage_error("a plan is made from a model", fix="give a directory, a config file or a hub id")
+    return _opened(request)

@@ -1,0 +1,57 @@
+"""What the judgements of one model share, so that it is made once: miniatures, the unsharded model's use, verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from tpplan.miniature.build import Miniature, make_miniature
+from tpplan.model.skeleton import Sharding
+from tpplan.stages.usage import Usage, measure
+from tpplan.subject import Subject
+
+if TYPE_CHECKING:
+    from tpplan.stages.judge import Judgement
+
+
+class Bench:
+    """For one model and one way to use it (device, purpose, batch, length), whatever the plan and tp_size."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._miniatures: dict[int, Miniature | str] = {}
+        self._unsharded: Usage | None = None
+        self._judged: dict[Hashable, Judgement] = {}
+
+    def miniature(self, tp_size: int) -> Miniature:
+        """The miniature for this number of ranks. Raises ValueError, with the reason, when the model has none."""
+        if tp_size not in self._miniatures:
+            try:
+                made: Miniature | str = make_miniature(self._subject.spec, self._subject.skeleton, tp_size)
+            except ValueError as error:
+                made = str(error)
+            self._miniatures[tp_size] = made
+        found = self._miniatures[tp_size]
+        if isinstance(found, str):
+            raise ValueError(found)
+        return found
+
+    def unsharded_usage(self) -> Usage | None:
+        """The use of the unsharded model; None for training, which keeps no cache."""
+        if self._unsharded is None and not self._subject.training:
+            self._unsharded = measure(self._subject.spec, Sharding(tp_size=1))
+        return self._unsharded
+
+    def remembered(self, subject: Subject, depth: str) -> Judgement | None:
+        """The judgement of this very plan, where there was one."""
+        return self._judged.get(_key(subject, depth))
+
+    def remember(self, judgement: Judgement, depth: str) -> None:
+        """Keep a judgement for the next who asks."""
+        self._judged[_key(judgement.subject, depth)] = judgement
+
+
+def _key(subject: Subject, depth: str) -> Hashable:
+    sharding = subject.sharding
+    overrides = tuple(sorted(sharding.overrides.items()))
+    return sharding.tp_size, sharding.ep_size, overrides, id(subject.file), subject.facts is None, depth
