@@ -21,6 +21,7 @@ from tpplan import InputError, PlanError, Report
 from tpplan.diagnostics import Severity, Verdict
 from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.request import facts
+from tpplan.units import joined
 
 RELEASE = importlib.metadata.version("transformers")
 # Every report that was reduced, but for the quantized ones (F).
@@ -68,7 +69,7 @@ def mended(row: Row, report: Report) -> None:
     """The fix names the sizes, and the plan that is made is the one expected; making it proves it, numbers included."""
     (fix,) = {diagnostic.fix for diagnostic in report.errors if diagnostic.fix.startswith("tpplan")}
     assert f"tpplan plan model --tp-size {row.tp_size} writes a plan that " in fix
-    assert fix.endswith(f"without a repair tp_size {listed(row.sizes)} work{'s' * (len(row.sizes) == 1)}")
+    assert fix.endswith(f"without overrides, tp_size {joined(row.sizes, 'or')} works")
     plan = tpplan.plan("model", row.tp_size)
     assert plan.overrides == row.repaired and plan.target.ep_size == row.repaired_ep_size
     assert plan.proven.stages["numerics"] == "passed"
@@ -112,11 +113,6 @@ def written(model: Model) -> Numbers:
 def _written(model: str) -> Numbers:
     model_type, values = json.loads(model)
     return json.loads(CONFIG_MAPPING[model_type](**values).to_json_string(use_diff=False))
-
-
-def listed(sizes: tuple[int, ...]) -> str:
-    shown = [str(size) for size in sizes]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def shown(report: Report) -> str:

@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("llama --tp-size 2", 0, "pass", []),
         ("llama --tp-size 2 --depth static", 0, "pass", []),
         ("llama --tp-size 2 --depth numerics --purpose training", 0, "pass", []),
-        ("llama --tp-size 4", 1, "fail", ["TPP301", "TPP402"]),
+        ("llama --tp-size 4", 1, "fail", ["TPP301"]),
         ("good.yaml", 0, "pass", ["TPP305"]),
         ("bad.yaml", 1, "fail", ["TPP206"]),
         ("stray.yaml", 1, "fail", ["TPP201", "TPP207", "TPP301"]),

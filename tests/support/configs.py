@@ -184,6 +184,19 @@ def llama(**changes: Any) -> Config:
     return _small("llama", num_attention_heads=8, num_key_value_heads=2, head_dim=8) | changes
 
 
+def llama_2_70b(**changes: Any) -> Config:
+    """64 query heads, 8 key/value heads, 69B parameters: 32.1 GiB per rank at tp_size 4 in bfloat16."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "vocab_size": 32000}
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "bfloat16",
+        **sizes,
+        **heads,
+    } | changes
+
+
 def qwen3(**changes: Any) -> Config:
     """As `llama`, with q_norm and k_norm inside the attention."""
     return _small("qwen3", num_attention_heads=8, num_key_value_heads=2, head_dim=8) | changes

@@ -1,11 +1,11 @@
-"""Candidates as tables for people: one row a tp_size, or one row a strategy."""
+"""Candidates as tables for people: one row per tp_size, or one row per strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tpplan.diagnostics import Memory, Verdict
+from tpplan.diagnostics import Memory, Report, Verdict
 from tpplan.planner.candidates import Candidate
 from tpplan.rendering import VERDICT_STYLE
 from tpplan.stages.usage import Usage
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-COSTS = ("parameters", "whole", "KV cache", "fits", "a layer, each token", "TFLOPs")
+COSTS = ("parameters", "replicated", "KV cache", "fits", "per layer and token", "TFLOPs")
 
 
 def sizes_table(candidates: Sequence[Candidate]) -> Table:
@@ -46,21 +46,23 @@ def notes(candidates: Iterable[Candidate]) -> str:
     lines = []
     memory = next((c.costs.memory for c in candidates if c.costs), None)
     if memory and memory.cache is not None:
-        lines.append(f"KV cache: static, {memory.batch} x {memory.max_length} tokens; in brackets an even split of it")
+        lines.append(f"KV cache: static, {memory.batch} x {memory.max_length} tokens; in parentheses an even split of it")
     if any(c.costs and c.costs.usage.collectives for c in candidates):
         lines.append(
-            "a layer, each token: collectives on one rank and bytes of the tensors that they complete, on average"
+            "per layer and token: collectives on one rank and bytes of the tensors that they complete, on average"
         )
     for candidate in candidates:
-        report = candidate.report
         if candidate.verdict is not Verdict.PASS:
-            first = (
-                report.errors[0].message
-                if report.errors
-                else "; ".join(stage.reason for stage in report.stages.values() if stage.reason)
-            )
-            lines.append(f"tp_size {candidate.tp_size}: {first}")
+            lines.append(f"tp_size {candidate.tp_size}: {_why(candidate.report)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _why(report: Report) -> str:
+    """What keeps a plan from passing, and what mends it where that is known."""
+    if not report.errors:
+        return "; ".join(stage.reason for stage in report.stages.values() if stage.reason)
+    first = report.errors[0]
+    return f"{first.message}; {first.fix}" if first.fix else first.message
 
 
 def _table(*first: str) -> Table:
@@ -69,7 +71,7 @@ def _table(*first: str) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in (*first, *COSTS):
-        right = name in ("tp_size", "parameters", "whole", "KV cache", "TFLOPs")
+        right = name in ("tp_size", "parameters", "replicated", "KV cache", "TFLOPs")
         table.add_column(name, justify="right" if right else "left", no_wrap=name != "repair")
     return table
 
@@ -79,9 +81,9 @@ def _costs(candidate: Candidate) -> tuple[Text | str, ...]:
     if costs is None:
         return ("",) * len(COSTS)
     share, memory, usage = costs.share, costs.memory, costs.usage
-    whole = f"{share.whole / share.parameters:.0%}" if share.parameters else ""
+    replicated = f"{share.whole / share.parameters:.0%}" if share.parameters else ""
     flops = f"{usage.flops / 1e12:.3f}" if usage.flops else ""
-    return gib(share.parameters), whole, _cache(memory), _fits(memory), _in_a_layer(usage), flops
+    return gib(share.parameters), replicated, _cache(memory), _fits(memory), _in_a_layer(usage), flops
 
 
 def _repair(candidate: Candidate) -> str:
