@@ -248,7 +248,8 @@ class TestSizes:
     )
     def test_bad_values(self, glm: str, capsys: pytest.CaptureFixture, arguments: list[str]) -> None:
         assert main(["sizes", glm, *arguments]) == 2
-        assert "TPP130" in capsys.readouterr().out
+        printed = capsys.readouterr()
+        assert "TPP130" in printed.out + printed.err
 
 
 class TestStrategies:

@@ -102,7 +102,8 @@ class TestCheck:
         assert judged.exit_code == 0 and judged.errors == ()
 
     def test_a_model_nested_in_a_multimodal_wrapper(self) -> None:
-        assert report("qwen3_vl_30b_a3b", 4).exit_code == 0
+        assert report("qwen3_vl_30b_a3b", 4, depth="shapes").exit_code == 0
+        assert codes(report("qwen3_vl_30b_a3b", 4)) == ["TPP505"], "its experts do not load where they are sharded"
         judged = report("qwen3_vl_30b_a3b", 8)
         assert judged.exit_code == 1
         assert the("TPP301", judged).where.rule == "model.language_model.layers.*.self_attn.k_proj"

@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from tpplan.targets import AUTOLOAD
@@ -23,8 +24,8 @@ LAUNCHER_PREFIXES = (
 )
 
 
-def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
-    """What `tpplan.engine.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
+def call_in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `function(*args, **kwargs)` returns in a new process, which imports it by its name. Raises what it raises there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
     environment[AUTOLOAD] = "0"
     done = subprocess.run(
@@ -35,7 +36,7 @@ def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"the process that ran tpplan.{function} ended with code {done.returncode}; see its stderr")
+        raise RuntimeError(f"the process that ran {function.__name__} ended with code {done.returncode}; see its stderr")
     returned, value = pickle.loads(done.stdout)
     if not returned:
         raise value
@@ -47,11 +48,10 @@ def main() -> None:
     outcome_stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     function, args, kwargs = pickle.load(sys.stdin.buffer)
-    from tpplan import engine
     from tpplan.diagnostics import PlanError
 
     try:
-        outcome = (True, getattr(engine, function)(*args, **kwargs))
+        outcome = (True, function(*args, **kwargs))
     except PlanError as error:
         outcome = (False, error)
     with outcome_stream:

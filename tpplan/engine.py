@@ -72,7 +72,7 @@ def answer(function: Callable[Given, Answer], *args: Given.args, **kwargs: Given
         from tpplan.model.ranks import group_is_taken
 
         if group_is_taken():
-            found: Answer = call_in_child(function.__name__, *args, **kwargs)
+            found: Answer = call_in_child(function, *args, **kwargs)
             return found
     return function(*args, **kwargs)
 
