@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RAISES = "from_pretrained raises"
-WRONG = "nothing raises and the dequantized numbers are wrong"
+WRONG = "the dequantized weights are silently wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,7 @@ class Spread:
     @property
     def outcome(self) -> str:
         """What goes wrong, empty when every rank gets its own scales."""
-        if not self.raising:
-            return WRONG if self.wrong else ""
-        return RAISES
+        return RAISES if self.raising else WRONG if self.wrong else ""
 
     def describe(self, unit: str) -> str:
         """The arithmetic, with the ranks that fail. unit: what the elements are, `rows` or `columns`."""
@@ -39,11 +37,10 @@ class Spread:
         share = -(-self.size // self.ranks)
         text = f"{self.size} {unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
         if self.ranks > 1:
-            text += (
-                f"; {self.size} / {self.ranks} ranks = {self.size / self.ranks:g} a rank, {share / self.block:g} blocks"
-            )
+            slices = f"{self.size} / {self.ranks} ranks = {self.size / self.ranks:g} per rank"
+            text += f"; {slices}, {share / self.block:g} blocks"
         failing = [f"loading raises on {_ranks_named(self.raising)}"] if self.raising else []
-        failing += [f"scales of other blocks on {_ranks_named(self.wrong)}"] if self.wrong else []
+        failing += [f"wrong scales on {_ranks_named(self.wrong)}"] if self.wrong else []
         return f"{text}; {', '.join(failing)}" if self.ranks > 1 and failing else text
 
 
