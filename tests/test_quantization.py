@@ -44,12 +44,12 @@ from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
 from tpplan.model.quantization import METHODS, is_known, quantized_weights, read_scheme
 from tpplan.model.quantization.bitsandbytes import bytes_of_4_bits, bytes_of_8_bits
-from tpplan.model.quantization.compressed_tensors import nvfp4_bytes, packed_bytes
+from tpplan.model.quantization.compressed_tensors import packed_bytes
 from tpplan.model.quantization.facts import quantization_facts
+from tpplan.model.quantization.fp4 import mxfp4_bytes, nvfp4_bytes
 from tpplan.model.quantization.fp8 import dropped_rules, fp8_bytes
 from tpplan.model.quantization.gptq import awq_bytes, gptq_bytes
 from tpplan.model.quantization.method import Failure, Method
-from tpplan.model.quantization.mxfp4 import mxfp4_bytes
 from tpplan.model.quantization.scheme import Layout, Quantized, Scheme, quantized_bytes
 from tpplan.model.quantization.values import Malformed, Values
 from tpplan.model.ranks import fake_rank
@@ -109,7 +109,7 @@ def test_scales_fall_as_transformers_spreads_them(size: int, block: int, ranks: 
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     blocks = -(-size // block)
-    predicted = spread(size, block, ranks)
+    predicted = spread(size, block, ranks, "rows")
     for rank in range(ranks):
         start, end = slice_of(size, ranks, rank)
         first, last = slice_of(blocks, ranks, rank)
@@ -128,13 +128,13 @@ def test_scales_fall_as_transformers_spreads_them(size: int, block: int, ranks: 
 
 def test_a_known_spread() -> None:
     """1536 in blocks of 128, as in Qwen3-235B-A22B-FP8."""
-    assert spread(1536, 128, 4).outcome == ""
-    found = spread(1536, 128, 8)
+    assert spread(1536, 128, 4, "rows").outcome == ""
+    found = spread(1536, 128, 8, "rows")
     assert found.outcome == RAISES
     assert (found.wrong, found.raising) == ((0, 1, 2, 3, 4, 5), (6, 7))
-    assert spread(384, 128, 2).outcome == WRONG
-    assert spread(576, 128, 1).outcome == RAISES
-    assert spread(448, 128, 1).outcome == WRONG
+    assert spread(384, 128, 2, "rows").outcome == WRONG
+    assert spread(576, 128, 1, "rows").outcome == RAISES
+    assert spread(448, 128, 1, "rows").outcome == WRONG
 
 
 # The real loader, one rank at a time, against the verdict.
@@ -719,7 +719,7 @@ def test_a_method_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     whole = {"model.layers.*.self_attn.o_proj": "replicated_with_grad_allreduce"}
     facts = {"quant_method": "hqq", "level": 2, "skipped": ["lm_head", "model.layers.*.mlp"]}
-    assert quantization_facts(subject.spec, subject.skeleton.model) == facts
+    assert tpplan.plan(model, 1).model.config["quantization_config"] == facts
     repaired = replace(subject, sharding=Sharding(tp_size=2, overrides=whole))
     assert not {"TPP333", "TPP338"} & {found.code for found in checks.findings(repaired)}
     with pytest.raises(Malformed, match="level is 3, must be one of 2"):
@@ -757,6 +757,13 @@ def test_a_list_that_names_one_layer_stays_whole(ignored: list[str]) -> None:
     judged = subject(llama(quantization_config=BLOCK | {"modules_to_not_convert": ignored}), 2)
     facts = quantization_facts(judged.spec, judged.skeleton.model)
     assert facts == BLOCK | {"modules_to_not_convert": ignored}
+
+
+def test_a_null_that_decides_is_kept() -> None:
+    """`group_size: null` is one scale for all of the input dim, and a missing one is 128."""
+    raw = {"quant_method": "awq", "bits": 4, "group_size": None}
+    judged = subject(llama(quantization_config=raw | {"modules_to_not_convert": None}), 2)
+    assert quantization_facts(judged.spec, judged.skeleton.model) == raw
 
 
 def published() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpplan.checks.scales import Spread, spread
 from tpplan.choices import Device
@@ -26,46 +26,32 @@ UNQUANTIZED = "use a checkpoint of this model that is not quantized"
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """Quantized weights of one rule and shape. name: with `*` for layers. shape: unsharded. style: None if replicated.
-
-    cut: the dim of `shape` that the plan cuts. halves: how many parts of that dim are cut each by itself.
-    """
+    """Quantized weights of one rule and shape. name: with `*` for layers. shape: unsharded. style: None for no rule."""
 
     name: str
     shape: tuple[int, ...]
     quantized: Quantized
     style: str | None
-    cut: int | None
-    halves: int = 1
 
     @property
-    def matrix_dims(self) -> tuple[int, int]:
-        """The dims of `shape` that are (out, in)."""
-        last = len(self.shape) - 1
-        return (last, last - 1) if self.quantized.transposed else (last - 1, last)
+    def halves(self) -> int:
+        """How many parts of the dim that is cut are cut each by itself."""
+        return 2 if self.style in PACKED else 1
+
+    @property
+    def is_cut(self) -> bool:
+        return style(self.style).cut_dim is not None
 
     @property
     def cut_of_matrix(self) -> int | None:
-        """0 when the output dim is cut, 1 for the input dim, None for neither."""
-        return self.matrix_dims.index(self.cut) if self.cut in self.matrix_dims else None
+        """0 when the output dim is cut, 1 for the input dim, None for neither, or for the dim of experts."""
+        cuts_experts = self.style == "grouped_gemm" and len(self.shape) == 3
+        dim = None if cuts_experts else style(self.style).cut_dim
+        return 1 - dim if dim is not None and self.quantized.transposed else dim
 
     def rule_in(self, rules: Container[str]) -> str | None:
         """The rule of this parameter, or of its module, that is among `rules`."""
         return next((name for name in (self.name, self.name.rpartition(".")[0]) if name in rules), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CutBlocks:
-    """How the blocks of some weights are cut.
-
-    axis: 0 or 1 of (out, in). parts: how many of that axis are cut each by itself. place: of the plan's own rule, which
-    are told one by one; None for a rule of the model.
-    """
-
-    axis: int
-    parts: int
-    found: Spread
-    place: Place | None
 
 
 def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
@@ -101,9 +87,9 @@ def _sharding_findings(subject: Subject, scheme: Scheme, failures: dict[Weight, 
         yield _not_shardable(subject, scheme, list(failures), failure)
     elif failure or (scheme.described and not is_measured()):
         newest = ".".join(map(str, MEASURED_UP_TO))
-        yield _not_proven(subject, f"Transformers newer than {newest} was not tried")
+        yield _not_proven(subject, scheme, f"Transformers newer than {newest} was not tried")
     elif not scheme.described:
-        yield _not_proven(subject, f"tpplan does not know how {scheme.method} stores weights")
+        yield _not_proven(subject, scheme, f"tpplan does not know how {scheme.method} stores weights")
 
 
 def _weights(subject: Subject, scheme: Scheme, dropped: tuple[str, ...]) -> Iterator[Weight]:
@@ -121,28 +107,11 @@ def _weights(subject: Subject, scheme: Scheme, dropped: tuple[str, ...]) -> Iter
         chosen = style_of(name, rules, is_parameter=True) if subject.sharding.tp_size > 1 else None
         if subject.sharding.ep_size:
             chosen = style_of(name, subject.skeleton.expert_plan, is_parameter=True) or chosen
-        yield Weight(
-            name=kind[0],
-            shape=shape,
-            quantized=quantized,
-            style=chosen,
-            cut=_cut_dim(chosen, len(shape)),
-            halves=2 if chosen in PACKED else 1,
-        )
-
-
-def _cut_dim(name: str | None, dims: int) -> int | None:
-    """The dim of a weight of so many dims: styles count from the last two, only `grouped_gemm` from the experts."""
-    dim = style(name).cut_dim
-    if dim is None or name == "grouped_gemm":
-        return dim
-    return dims - 2 + dim
+        yield Weight(name=kind[0], shape=shape, quantized=quantized, style=chosen)
 
 
 def _failure(scheme: Scheme, weight: Weight) -> Failure | None:
-    if weight.cut is None:
-        return None
-    return method_of(scheme.method).failure(scheme, weight.quantized, weight.cut_of_matrix)
+    return method_of(scheme.method).failure(scheme, weight.quantized, weight.cut_of_matrix) if weight.is_cut else None
 
 
 def _block_findings(subject: Subject, scheme: Scheme, weights: list[Weight]) -> Iterator[Diagnostic]:
@@ -153,24 +122,26 @@ def _block_findings(subject: Subject, scheme: Scheme, weights: list[Weight]) -> 
     """
     if not scheme.dequantized or not method_of(scheme.method).spreads_scales:
         return
-    cut: dict[CutBlocks, list[Weight]] = defaultdict(list)
+    cut: dict[tuple[Spread, Place | None], list[Weight]] = defaultdict(list)
     for weight in weights:
         for axis, block in enumerate(weight.quantized.layout.block):
             if block is None:
                 continue
-            size = weight.shape[weight.matrix_dims[axis]]
+            size = weight.quantized.out_in(weight.shape)[axis]
             ranks = subject.sharding.tp_size if axis == weight.cut_of_matrix else 1
             # the checkpoint has gate and up apart, whether or not the plan cuts them
             apart = weight.quantized.parts if axis == 0 else 1
             parts = weight.halves if ranks > 1 else apart
-            whole, found = spread(size // parts, block, 1), spread(size // parts, block, ranks)
+            unit = AXES[axis] + (" of each half" if parts == 2 else "")
+            whole, found = spread(size // parts, block, 1, unit), spread(size // parts, block, ranks, unit)
             if whole.outcome:
-                yield _partial_block(subject, weight, axis, whole)
+                yield _partial_block(subject, weight, whole)
             elif found.outcome:
+                # the plan's own rules are told one by one
                 place = _place(subject, weight) if weight.rule_in(subject.sharding.overrides) else None
-                cut[CutBlocks(axis=axis, parts=parts, found=found, place=place)].append(weight)
-    for blocks, alike in cut.items():
-        yield _cut_block(subject, alike, blocks)
+                cut[(found, place)].append(weight)
+    for (found, _), alike in cut.items():
+        yield _cut_block(subject, alike, found)
 
 
 def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]:
@@ -182,120 +153,96 @@ def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]
         block = None if axis is None else weight.quantized.layout.block[axis]
         if axis is None or block is None or block == 1:
             continue
-        size = weight.shape[weight.matrix_dims[axis]] // weight.halves
+        size = weight.quantized.out_in(weight.shape)[axis] // weight.halves
         if size % (tp_size * block):
             share = size / tp_size
             split.append(f"{weight.name} {size} / {tp_size} ranks = {share:g}, {share / block:g} groups of {block}")
     if split:
         more = f"; and {len(split) - LISTED} more" if len(split) > LISTED else ""
-        yield Diagnostic(
-            code="TPP334",
-            message=f"tp_size {tp_size} cuts groups that share a scale, which engines that shard such checkpoints refuse",
-            where=_file(subject),
-            evidence="; ".join(split[:LISTED]) + more,
+        yield _of_config(
+            subject,
+            "TPP334",
+            f"tp_size {tp_size} cuts groups that share a scale, which engines that shard such checkpoints refuse",
+            "; ".join(split[:LISTED]) + more,
         )
 
 
 # What each finding says.
 
 
-def _file(subject: Subject) -> Place:
-    return Place(file=subject.spec.source.config_file or subject.spec.source.name)
+def _of_config(subject: Subject, code: str, message: str, evidence: str, fix: str = "") -> Diagnostic:
+    place = Place(file=subject.spec.source.config_file or subject.spec.source.name)
+    return Diagnostic(code=code, message=message, where=place, evidence=evidence, fix=fix)
 
 
 def _unknown_method(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP331",
-        message=f"the installed Transformers has no method {scheme.method!r}: loading raises or leaves weights without scales",
-        where=_file(subject),
-        evidence=f"quant_method = {scheme.method}; quantizers/auto.py of Transformers {versions().get('transformers')} "
-        "skips methods that it does not know: packed weights raise where their shape differs, others are used unscaled",
-        fix=UNQUANTIZED,
+    message = (
+        f"the installed Transformers has no method {scheme.method!r}: loading raises or gives weights without scales"
     )
+    evidence = (
+        f"quant_method = {scheme.method}; quantizers/auto.py of Transformers {versions().get('transformers')} skips "
+        "methods that it does not know: packed weights raise where their shape differs, others are used unscaled"
+    )
+    return _of_config(subject, "TPP331", message, evidence, UNQUANTIZED)
 
 
 def _judged_without(subject: Subject, scheme: Scheme) -> Diagnostic:
-    packed = scheme.described and not scheme.dequantized
-    return Diagnostic(
-        code="TPP306",
-        message=f"{scheme.method} quantization is left out of shapes and numbers, and bytes are those of "
-        f"{'packed' if packed else 'unquantized'} weights",
-        where=_file(subject),
-        evidence=f"quantization_config.quant_method = {scheme.method}",
-    )
+    kind = "packed" if scheme.described and not scheme.dequantized else "unquantized"
+    message = f"{scheme.method} quantization is left out of shapes and numbers, and bytes are those of {kind} weights"
+    return _of_config(subject, "TPP306", message, f"quantization_config.quant_method = {scheme.method}")
 
 
 def _on_tpu(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP339",
-        message=f"quantization on TPU is not finished in Transformers, so nothing of {scheme.method} was proven there",
-        where=_file(subject),
-        evidence="the TPU guide of Transformers says that quantization is still being integrated",
-    )
+    message = f"quantization on TPU is not finished in Transformers, so nothing of {scheme.method} was proven there"
+    evidence = "the TPU guide of Transformers says that quantization is still being integrated"
+    return _of_config(subject, "TPP339", message, evidence)
 
 
 def _dequantized(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP336",
-        message=f"{scheme.method} weights are dequantized at load, so each rank holds them in {subject.spec.dtype}",
-        where=_file(subject),
-        evidence=scheme.dequantized,
-    )
+    message = f"{scheme.method} weights are dequantized at load, so each rank holds them in {subject.spec.dtype}"
+    return _of_config(subject, "TPP336", message, scheme.dequantized)
 
 
 def _dropped(subject: Subject, rules: tuple[str, ...]) -> Diagnostic:
-    return Diagnostic(
-        code="TPP337",
-        message=f"the quantizer replaces the plan of this model, so {len(rules)} of its rules are not applied",
-        where=_file(subject),
-        evidence=f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
-        f"{versions().get('transformers')}",
-        fix="pip install 'transformers>=5.22'",
+    message = f"the quantizer replaces the plan of this model, so {len(rules)} of its rules are not applied"
+    evidence = (
+        f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
+        f"{versions().get('transformers')}"
     )
+    return _of_config(subject, "TPP337", message, evidence, "pip install 'transformers>=5.22'")
 
 
-def _not_proven(subject: Subject, reason: str) -> Diagnostic:
-    return Diagnostic(
-        code="TPP338",
-        message=f"{reason}, so the sharded load of this checkpoint was not proven",
-        where=_file(subject),
-        evidence=f"quant_method = {subject.spec.quantization}, Transformers {versions().get('transformers')}",
-    )
+def _not_proven(subject: Subject, scheme: Scheme, reason: str) -> Diagnostic:
+    message = f"{reason}, so the sharded load of this checkpoint was not proven"
+    evidence = f"quant_method = {scheme.method}, Transformers {versions().get('transformers')}"
+    return _of_config(subject, "TPP338", message, evidence)
 
 
 def _not_shardable(subject: Subject, scheme: Scheme, weights: list[Weight], failure: Failure) -> Diagnostic:
-    cut = f"the plan cuts {first_few([weight.name for weight in weights], LISTED)}; " if weights else ""
-    return Diagnostic(
-        code="TPP333",
-        message=f"{scheme.method} weights do not run with this plan at tp_size {subject.sharding.tp_size}: "
-        f"{failure.outcome}",
-        where=_file(subject),
-        evidence=cut + failure.cause,
-        fix=UNQUANTIZED,
-    )
+    tp_size, named = subject.sharding.tp_size, first_few([weight.name for weight in weights], LISTED)
+    message = f"{scheme.method} weights do not run with this plan at tp_size {tp_size}: {failure.outcome}"
+    evidence = f"the plan cuts {named}; {failure.cause}" if weights else failure.cause
+    return _of_config(subject, "TPP333", message, evidence, UNQUANTIZED)
 
 
-def _cut_block(subject: Subject, weights: list[Weight], blocks: CutBlocks) -> Diagnostic:
-    unit = AXES[blocks.axis]
-    half = " of each half" if blocks.parts == 2 else ""
-    others = [weight.name for weight in weights[1:]]
+def _cut_block(subject: Subject, weights: list[Weight], found: Spread) -> Diagnostic:
+    first, *others = weights
+    more = f"; the same holds for {first_few([weight.name for weight in others], LISTED)}" if others else ""
     return Diagnostic(
         code="TPP332",
-        message=f"tp_size {subject.sharding.tp_size} cuts blocks of {blocks.found.block} {unit} that share a scale: "
-        f"{blocks.found.outcome}",
-        where=_place(subject, weights[0]),
-        evidence=f"{weights[0].style}: {blocks.found.describe(unit + half)}"
-        + (f"; the same holds for {first_few(others, LISTED)}" if others else ""),
+        message=f"tp_size {found.ranks} cuts blocks of {found.block} {found.unit} that share a scale: {found.outcome}",
+        where=_place(subject, first),
+        evidence=f"{first.style}: {found.describe()}{more}",
     )
 
 
-def _partial_block(subject: Subject, weight: Weight, axis: int, found: Spread) -> Diagnostic:
+def _partial_block(subject: Subject, weight: Weight, found: Spread) -> Diagnostic:
+    whole = f"{found.size} {found.unit} are not whole blocks of {found.block} that share a scale"
     return Diagnostic(
         code="TPP335",
-        message=f"{found.size} {AXES[axis]} are not whole blocks of {found.block} that share a scale: "
-        f"at every tp_size {found.outcome}",
+        message=f"{whole}: at every tp_size {found.outcome}",
         where=Place(file=subject.spec.source.name, parameter=weight.name),
-        evidence=found.describe(AXES[axis]),
+        evidence=found.describe(),
         fix="dequantize the checkpoint once on a GPU with FP8 kernels, and save it",
     )
 
@@ -304,5 +251,4 @@ def _place(subject: Subject, weight: Weight) -> Place:
     """The rule that cuts the weight: its line where it stands in a plan file."""
     rule = weight.rule_in(subject.sharding.overrides)
     place = subject.place_of_rule(rule) if rule else Place(file=subject.spec.source.name)
-    file = place.file or subject.spec.source.name
-    return Place(file=file, line=place.line, column=place.column, rule=rule, parameter=weight.name)
+    return replace(place, file=place.file or subject.spec.source.name, rule=rule, parameter=weight.name)

@@ -15,7 +15,7 @@ WRONG = "the dequantized weights are silently wrong"
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """One dim of `size` elements in blocks of `block`, cut over `ranks`.
+    """One dim of `size` elements in blocks of `block`, cut over `ranks`. unit: the elements, `rows` or `columns`.
 
     raising, wrong: the ranks on which loading raises, and those that get scales of other elements than they hold.
     """
@@ -23,6 +23,7 @@ class Spread:
     size: int
     block: int
     ranks: int
+    unit: str
     raising: tuple[int, ...]
     wrong: tuple[int, ...]
 
@@ -31,11 +32,11 @@ class Spread:
         """What goes wrong, empty when every rank gets its own scales."""
         return RAISES if self.raising else WRONG if self.wrong else ""
 
-    def describe(self, unit: str) -> str:
-        """The arithmetic, with the ranks that fail. unit: what the elements are, `rows` or `columns`."""
+    def describe(self) -> str:
+        """The arithmetic, with the ranks that fail."""
         scales = -(-self.size // self.block)
         share = -(-self.size // self.ranks)
-        text = f"{self.size} {unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
+        text = f"{self.size} {self.unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
         if self.ranks > 1:
             slices = f"{self.size} / {self.ranks} ranks = {self.size / self.ranks:g} per rank"
             text += f"; {slices}, {share / self.block:g} blocks"
@@ -44,7 +45,7 @@ class Spread:
         return f"{text}; {', '.join(failing)}" if self.ranks > 1 and failing else text
 
 
-def spread(size: int, block: int, ranks: int) -> Spread:
+def spread(size: int, block: int, ranks: int, unit: str) -> Spread:
     """Where the scales of `size` elements go when weight and scales are each cut over `ranks`, uneven tails last."""
     scales = -(-size // block)
     raising, wrong = [], []
@@ -56,7 +57,7 @@ def spread(size: int, block: int, ranks: int) -> Spread:
             raising.append(rank)  # modulo by zero, a reshape to nothing, or the ValueError of _dequantize_one
         elif not _belong(start, end, first, count, block):
             wrong.append(rank)
-    return Spread(size=size, block=block, ranks=ranks, raising=tuple(raising), wrong=tuple(wrong))
+    return Spread(size=size, block=block, ranks=ranks, unit=unit, raising=tuple(raising), wrong=tuple(wrong))
 
 
 def slice_of(size: int, ranks: int, rank: int) -> tuple[int, int]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from tpplan.model.internals import internals, transformers_version
 from tpplan.model.quantization.bitsandbytes import BITSANDBYTES
 from tpplan.model.quantization.compressed_tensors import COMPRESSED_TENSORS
+from tpplan.model.quantization.fp4 import MXFP4, NVFP4
 from tpplan.model.quantization.fp8 import FP8
 from tpplan.model.quantization.gptq import AWQ, GPTQ
 from tpplan.model.quantization.method import Method
-from tpplan.model.quantization.mxfp4 import MXFP4
-from tpplan.model.quantization.nvfp4 import NVFP4
 from tpplan.model.quantization.scheme import Quantized, Scheme
 from tpplan.model.quantization.values import Malformed, Values, kind_of
 

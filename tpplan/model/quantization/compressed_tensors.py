@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from tpplan.model.quantization.fp4 import mxfp4_bytes, nvfp4_bytes
 from tpplan.model.quantization.fp8 import fp8_bytes
 from tpplan.model.quantization.method import Failure, Method, candidates, is_experts
-from tpplan.model.quantization.mxfp4 import mxfp4_bytes
 from tpplan.model.quantization.scheme import Layout, Quantized, Scheme
 from tpplan.model.quantization.values import Malformed, Values
 
@@ -42,11 +41,6 @@ def packed_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
     return out * words + scales + zeros + layout.group_index * inner * 4 + 16
 
 
-def nvfp4_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
-    """weight_packed (out, in / 2), weight_scale (out, groups), weight_global_scale."""
-    return mxfp4_bytes(layout, out, inner, itemsize) + 4
-
-
 def _read(method: str, values: Values) -> Scheme:
     whole_format, groups = values.raw.get("format"), values.object("config_groups")
     described = []
@@ -67,7 +61,7 @@ def _read(method: str, values: Values) -> Scheme:
 
 
 def _layout(weights: Values, fmt: object) -> Layout:
-    """The layout of one config group. fmt: the format of the group, else of the whole."""
+    """The layout of a config group. fmt: the format of the group, else of the whole; without one the values decide."""
     bits, size = weights.bits("num_bits", BITS, default=8), weights.group_size(None)
     default = "group" if size else "block" if weights.raw.get("block_structure") else "tensor"
     strategy = weights.choice("strategy", ("tensor", "channel", "group", "tensor_group", "block"), default)
@@ -79,19 +73,19 @@ def _layout(weights: Values, fmt: object) -> Layout:
             said = f"{weights.dotted('strategy')} is {strategy} and there is no group_size"
             raise Malformed(said, weights.dotted("group_size"))
         block = (1, size)
-    layout = Layout(
-        stored=fp8_bytes,
+    stored = packed_bytes if fmt == "pack-quantized" or bits != 8 else fp8_bytes
+    if fmt == "nvfp4-pack-quantized" or (strategy == "tensor_group" and bits == 4):
+        stored = nvfp4_bytes
+    elif fmt == "mxfp4-pack-quantized":
+        stored = mxfp4_bytes
+    return Layout(
+        stored=stored,
         bits=bits,
         block=block,
+        scale_bytes=1 if stored in (nvfp4_bytes, mxfp4_bytes) else None,
         symmetric=weights.flag("symmetric", True),
         group_index=weights.raw.get("actorder") in (True, "group"),
     )
-    # where no format is named the values decide
-    if fmt == "nvfp4-pack-quantized" or (strategy == "tensor_group" and bits == 4):
-        return replace(layout, stored=nvfp4_bytes, scale_bytes=1)
-    if fmt == "mxfp4-pack-quantized":
-        return replace(layout, stored=mxfp4_bytes, scale_bytes=1)
-    return replace(layout, stored=packed_bytes) if fmt == "pack-quantized" or bits != 8 else layout
 
 
 def _modules(model: Module, scheme: Scheme) -> Iterator[tuple[str, Module, Layout]]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tpplan.model.internals import internals
+from tpplan.model.quantization.fp4 import MX_GROUP, mxfp4_bytes
 from tpplan.model.quantization.method import Failure, Method, converted_modules
-from tpplan.model.quantization.mxfp4 import MX_GROUP, mxfp4_bytes
 from tpplan.model.quantization.scheme import Layout, Quantized, Scheme
 from tpplan.model.quantization.values import Values
 

@@ -39,70 +39,56 @@ class Values:
         return Values.of(self.raw.get(key), self.dotted(key))
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._malformed(key, f"is {kind_of(value)}, must be true or false")
-        return value
+        value = default if self.raw.get(key) is None else self.raw[key]
+        return self._fitting(key, value, isinstance(value, bool), "true or false")
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if value not in allowed:
-            raise self._malformed(key, f"is {shown(value)}, must be one of {', '.join(allowed)}")
-        return value
+        value = default if self.raw.get(key) is None else self.raw[key]
+        return self._fitting(key, value, value in allowed, f"one of {', '.join(allowed)}")
 
     def bits(self, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:
         """default: None where the key must be there."""
         if key not in self.raw and default is None:
             raise Malformed(f"quantization_config has no {key}", self.dotted(key))
         value = self.raw.get(key, default)
-        if type(value) is not int or value not in allowed:
-            raise self._malformed(key, f"is {shown(value)}, must be one of {', '.join(map(str, allowed))}")
-        return value
+        fits = type(value) is int and value in allowed
+        return self._fitting(key, value, fits, f"one of {', '.join(map(str, allowed))}")
 
     def group_size(self, default: int | None) -> int | None:
         """-1 and null mean all of the input dim, which is None here."""
         value = self.raw.get("group_size", default)
         if value is None or value == -1:
             return None
-        if type(value) is not int or value < 1:
-            raise self._malformed("group_size", f"is {shown(value)}, must be a positive integer or -1")
-        return value
+        return self._fitting("group_size", value, type(value) is int and value > 0, "a positive integer or -1")
 
     def pair(self, key: str) -> tuple[int, int]:
         value = self.raw.get(key)
-        match value:
-            case [int(high), int(wide)] if bool not in map(type, value) and min(high, wide) > 0:
-                return high, wide
-        raise self._malformed(key, f"is {shown(value)}, must be two positive integers")
+        fits = isinstance(value, list | tuple) and len(value) == 2 and all(type(n) is int and n > 0 for n in value)
+        high, wide = self._fitting(key, value, fits, "two positive integers")
+        return high, wide
 
     def names(self, key: str, *, expressions: str = "") -> tuple[str, ...] | None:
         """Names of modules, read as regular expressions where they start with `expressions`; None if missing."""
         value = self.raw.get(key)
         if value is None:
             return None
-        if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
-            raise self._malformed(key, "is not a list of strings")
-        for name in value:
-            if name.startswith(expressions):
-                self._compile(key, name.removeprefix(expressions))
+        fits = isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+        self._fitting(key, value, fits, "a list of strings")
+        for expression in (name.removeprefix(expressions) for name in value if name.startswith(expressions)):
+            try:
+                re.compile(expression)
+            except (re.error, OverflowError, RecursionError) as error:
+                said = f"{self.dotted(key)} has {shown(expression)}, which is not a regular expression ({error})"
+                raise Malformed(said, self.dotted(key)) from error
         return tuple(value)
 
     def dotted(self, key: str) -> str:
         return f"{self.inside}.{key}" if self.inside else key
 
-    def _compile(self, key: str, expression: str) -> None:
-        try:
-            re.compile(expression)
-        except (re.error, OverflowError, RecursionError) as error:
-            said = f"has {shown(expression)}, which is not a regular expression ({error})"
-            raise self._malformed(key, said) from error
-
-    def _malformed(self, key: str, said: str) -> Malformed:
-        return Malformed(f"{self.dotted(key)} {said}", self.dotted(key))
+    def _fitting(self, key: str, value: Any, fits: bool, must_be: str) -> Any:
+        if not fits:
+            raise Malformed(f"{self.dotted(key)} is {shown(value)}, must be {must_be}", self.dotted(key))
+        return value
 
 
 def kind_of(value: object) -> str:

@@ -1,4 +1,4 @@
-"""MXFP4, the experts of gpt-oss: 4 bits in groups of 32 along the input dim."""
+"""MXFP4, the experts of gpt-oss, and NVFP4: 4 bits in groups along the input dim that share a scale of 8 bits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,21 @@ TRANSPOSED_EXPERTS = Failure(
     outcome="from_pretrained raises or loads the wrong slice",
     cause="integrations/mxfp4.py transposes the experts after they were sliced; only the dim of experts can be cut",
 )
+# quantizers/quantizer_nvfp4.py, update_parallel_plan (update_tp_plan in 5.20 and older): raises ValueError.
+REFUSED = Failure(
+    outcome="from_pretrained raises", cause="quantizers/quantizer_nvfp4.py refuses tp_size above 1 (ValueError)"
+)
 
 
 def mxfp4_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
     """blocks (out, groups, 16), scales (out, groups)."""
     _, groups = layout.blocks(out, inner)
     return out * ceil(inner / 2) + out * groups * (layout.scale_bytes or itemsize)
+
+
+def nvfp4_bytes(layout: Layout, out: int, inner: int, itemsize: int) -> int:
+    """weight_packed (out, in / 2), weight_scale (out, groups), weight_global_scale; as compressed-tensors writes it."""
+    return mxfp4_bytes(layout, out, inner, itemsize) + 4
 
 
 def _read(method: str, values: Values) -> Scheme:
@@ -40,3 +49,4 @@ def _failure(scheme: Scheme, weight: Quantized, cut_dim: int | None) -> Failure 
 MXFP4 = Method(
     read=_read, facts=("dequantize",), lists=("modules_to_not_convert",), failure=_failure, fused_experts=True
 )
+NVFP4 = Method(failure_with_any_plan=lambda scheme: REFUSED)  # how its checkpoints are stored is not described here
