@@ -9,9 +9,9 @@ The public reports of quantized models that do not load sharded, and what stands
 |---|---|
 | Qwen3-235B-A22B-FP8 at tp 8; Qwen3-235B and 30B-A3B FP8 at tp 4 and 8 | cases TPP332 |
 | Qwen3.6-35B-A3B-FP8, a shared expert of 64 a rank at tp 8 | case TPP332-qwen3-6-35b-a3b-fp8-tp8 |
-| Qwen2.5-VL-72B-AWQ, Qwen1.5-14B-AWQ at tp 2; Qwen3-235B-GPTQ-Int4 at tp 8; 11008 in groups of 128 at tp 4 | cases TPP334 |
+| Qwen2.5-VL-72B-AWQ, Qwen1.5-14B-AWQ at tp 2; Qwen3-235B-GPTQ-Int4 at tp 8; 11008 by 128 at tp 4 | cases TPP334 |
 | Baichuan2 and Qwen-14B-Chat | their own code, not in Transformers: Llama-2 and Qwen1.5 have the same widths |
-| Kimi-K2 FP8 with 64 heads padded for 6 ranks | no case: Transformers pads no heads, and the model brings its own code |
+| Kimi-K2 FP8 with 64 heads padded for 6 ranks | no case: Transformers pads no heads; the model brings its own code |
 | Qwen3.8-Flash-Next-FP8 without a plan | no case: not in Transformers 5.24; a class without a plan is TPP205 |
 | bitsandbytes and AWQ classifiers at tp 2 | case TPP333: the method does not shard, whatever the head |
 """
@@ -22,8 +22,10 @@ import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,10 +42,16 @@ from tpplan.diagnostics import Diagnostic
 from tpplan.model.checkpoint import load_sharded
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals
-from tpplan.model.quantization import Layout, Quantized, quantized_bytes
-from tpplan.model.quantization_config import Malformed, read_scheme
-from tpplan.model.quantization_facts import quantization_facts
-from tpplan.model.quantizer import dequantizes, dropped_rules, is_known, quantized_weights
+from tpplan.model.quantization import METHODS, is_known, quantized_weights, read_scheme
+from tpplan.model.quantization.bitsandbytes import bytes_of_4_bits, bytes_of_8_bits
+from tpplan.model.quantization.compressed_tensors import packed_bytes
+from tpplan.model.quantization.facts import quantization_facts
+from tpplan.model.quantization.fp4 import mxfp4_bytes, nvfp4_bytes
+from tpplan.model.quantization.fp8 import dropped_rules, fp8_bytes
+from tpplan.model.quantization.gptq import awq_bytes, gptq_bytes
+from tpplan.model.quantization.method import Failure, Method
+from tpplan.model.quantization.scheme import Layout, Quantized, Scheme, quantized_bytes
+from tpplan.model.quantization.values import Malformed, Values
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
 from tpplan.planner.strategies import GRADIENTS_SUMMED
@@ -73,6 +81,7 @@ def findings(config: configs.Config, tp_size: int, **more: object) -> dict[str, 
     """TPP33x by code."""
     found: dict[str, list[Diagnostic]] = {}
     for diagnostic in check_quantization(subject(config, tp_size, **more)):
+        assert len(diagnostic.message) < 120 and "\n" not in diagnostic.message
         found.setdefault(diagnostic.code, []).append(diagnostic)
     return found
 
@@ -100,7 +109,7 @@ def test_scales_fall_as_transformers_spreads_them(size: int, block: int, ranks: 
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     blocks = -(-size // block)
-    predicted = spread(size, block, ranks)
+    predicted = spread(size, block, ranks, "rows")
     for rank in range(ranks):
         start, end = slice_of(size, ranks, rank)
         first, last = slice_of(blocks, ranks, rank)
@@ -119,13 +128,13 @@ def test_scales_fall_as_transformers_spreads_them(size: int, block: int, ranks: 
 
 def test_a_known_spread() -> None:
     """1536 in blocks of 128, as in Qwen3-235B-A22B-FP8."""
-    assert spread(1536, 128, 4).outcome == ""
-    found = spread(1536, 128, 8)
+    assert spread(1536, 128, 4, "rows").outcome == ""
+    found = spread(1536, 128, 8, "rows")
     assert found.outcome == RAISES
     assert (found.wrong, found.raising) == ((0, 1, 2, 3, 4, 5), (6, 7))
-    assert spread(384, 128, 2).outcome == WRONG
-    assert spread(576, 128, 1).outcome == RAISES
-    assert spread(448, 128, 1).outcome == WRONG
+    assert spread(384, 128, 2, "rows").outcome == WRONG
+    assert spread(576, 128, 1, "rows").outcome == RAISES
+    assert spread(448, 128, 1, "rows").outcome == WRONG
 
 
 # The real loader, one rank at a time, against the verdict.
@@ -151,13 +160,15 @@ def test_fp8_loads_as_told(tmp_path: Path, config: configs.Config, tp_size: int)
     whole = quantized.fp8_checkpoint(tmp_path, config, 16)
     loaded = json.loads((tmp_path / "config.json").read_text())
     told = findings(loaded, tp_size)
-    messages = [found.message for code in ("TPP332", "TPP335") for found in told.get(code, [])]
+    said = [found for code in ("TPP332", "TPP335") for found in told.get(code, [])]
+    messages = [found.message for found in said]
+    listed = " ".join(f"{found.where.parameter} {found.evidence}" for found in said)
     raising, wrong = load_ranks(tmp_path, whole, tp_size)
 
     assert any(message.endswith(RAISES) for message in messages) == bool(raising)
     assert bool(messages) == bool(raising or wrong)
     if not raising:
-        named = {name for name in wrong if any(name.replace(".0.", ".*.").replace(".1.", ".*.") in m for m in messages)}
+        named = {name for name in wrong if name.replace(".0.", ".*.").replace(".1.", ".*.") in listed}
         assert named == set(wrong)
 
 
@@ -229,7 +240,7 @@ def test_one_scale_a_weight_does_not_load_sharded(tmp_path: Path) -> None:
     assert load_ranks(tmp_path, whole, 1) == ([], set()) and "TPP333" not in findings(loaded, 1)
     assert load_ranks(tmp_path, whole, 2)[0] == [0, 1]
     (found,) = findings(loaded, 2)["TPP333"]
-    assert "from_pretrained raises" in found.evidence
+    assert found.message.endswith("at tp_size 2: from_pretrained raises")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +317,7 @@ def test_methods_that_do_not_shard(tmp_path: Path, package: str, method: str, ou
     )
     assert outcome in launched.stdout and "runs" not in launched.stdout, launched.stderr[-2000:]
     (found,) = findings(json.loads((tmp_path / "config.json").read_text()), 2)["TPP333"]
-    assert outcome.partition(" ")[0].replace("load", "from_pretrained") in found.evidence
+    assert outcome.partition(" ")[0].replace("load", "from_pretrained") in found.message
 
 
 # Which modules: against the quantizers themselves.
@@ -401,32 +412,34 @@ def test_the_method_table_is_that_of_transformers() -> None:
 # Bytes.
 
 
-def one(kind: str, bits: int, block: tuple[int | None, int | None], **more: object) -> dict[str, Quantized]:
-    return {"w": Quantized(layout=Layout(kind=kind, bits=bits, block=block, **more))}
+def one(
+    stored: Callable[..., int], bits: int, block: tuple[int | None, int | None], **more: Any
+) -> dict[str, Quantized]:
+    return {"w": Quantized(layout=Layout(stored=stored, bits=bits, block=block, **more))}
 
 
 @pytest.mark.parametrize(
     ("weights", "itemsize", "expected"),
     [
         # (128, 352) as written by compressed-tensors 0.20.1 for a bfloat16 model, tensor by tensor
-        (one("fp8", 8, (1, None)), 2, 45056 + 256),
-        (one("fp8", 8, (None, None)), 2, 45056 + 2),
-        (one("fp8", 8, (16, 16)), 2, 45056 + 352),
-        (one("fp8", 8, (1, None), symmetric=False), 2, 45056 + 256 + 128),
-        (one("packed", 4, (1, 32)), 2, 22528 + 2816 + 16),
-        (one("packed", 4, (1, 32), symmetric=False), 2, 22528 + 2816 + 704 + 16),
-        (one("packed", 8, (1, 32)), 2, 45056 + 2816 + 16),
-        (one("packed", 3, (1, 32)), 2, 16896 + 2816 + 16),
-        (one("packed", 4, (1, None)), 2, 22528 + 256 + 16),
-        (one("nvfp4", 4, (1, 16), scale_bytes=1), 2, 22528 + 2816 + 4),
-        (one("mxfp4", 4, (1, 32), scale_bytes=1), 2, 22528 + 1408),
+        (one(fp8_bytes, 8, (1, None)), 2, 45056 + 256),
+        (one(fp8_bytes, 8, (None, None)), 2, 45056 + 2),
+        (one(fp8_bytes, 8, (16, 16)), 2, 45056 + 352),
+        (one(fp8_bytes, 8, (1, None), symmetric=False), 2, 45056 + 256 + 128),
+        (one(packed_bytes, 4, (1, 32)), 2, 22528 + 2816 + 16),
+        (one(packed_bytes, 4, (1, 32), symmetric=False), 2, 22528 + 2816 + 704 + 16),
+        (one(packed_bytes, 8, (1, 32)), 2, 45056 + 2816 + 16),
+        (one(packed_bytes, 3, (1, 32)), 2, 16896 + 2816 + 16),
+        (one(packed_bytes, 4, (1, None)), 2, 22528 + 256 + 16),
+        (one(nvfp4_bytes, 4, (1, 16), scale_bytes=1), 2, 22528 + 2816 + 4),
+        (one(mxfp4_bytes, 4, (1, 32), scale_bytes=1), 2, 22528 + 1408),
         # as written by bitsandbytes 0.50.2
-        (one("bnb4", 4, (None, None)), 4, 22528 + 2816 + 64),
-        (one("bnb4", 4, (None, None), double_quant=True), 4, 22528 + 704 + 12 + 1024 + 64),
-        (one("bnb8", 8, (1, None)), 4, 45056 + 512),
+        (one(bytes_of_4_bits, 4, (None, None)), 4, 22528 + 2816 + 64),
+        (one(bytes_of_4_bits, 4, (None, None), double_quant=True), 4, 22528 + 704 + 12 + 1024 + 64),
+        (one(bytes_of_8_bits, 8, (1, None)), 4, 45056 + 512),
         # gptq: qweight (44, 128), qzeros (11, 16), scales (11, 128) half, g_idx (352,)
-        (one("gptq", 4, (1, 32), scale_bytes=2), 2, 44 * 128 * 4 + 11 * 16 * 4 + 11 * 128 * 2 + 352 * 4),
-        (one("awq", 4, (1, 32), scale_bytes=2), 2, 352 * 16 * 4 + 11 * 16 * 4 + 11 * 128 * 2),
+        (one(gptq_bytes, 4, (1, 32), scale_bytes=2), 2, 44 * 128 * 4 + 11 * 16 * 4 + 11 * 128 * 2 + 352 * 4),
+        (one(awq_bytes, 4, (1, 32), scale_bytes=2), 2, 352 * 16 * 4 + 11 * 16 * 4 + 11 * 128 * 2),
         ({}, 2, 128 * 352 * 2),
     ],
     ids=str,
@@ -507,7 +520,7 @@ def test_methods_that_fail_only_where_they_are_cut() -> None:
 
 def test_a_newer_transformers_is_not_judged_by_old_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     config = llama(quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 32})
-    monkeypatch.setattr("tpplan.model.quantizer.transformers_version", lambda: (5, 99, 0))
+    monkeypatch.setattr("tpplan.model.quantization.transformers_version", lambda: (5, 99, 0))
     told = findings(config, 2)
     assert "TPP338" in told and "TPP333" not in told
 
@@ -528,7 +541,7 @@ def test_rules_that_an_old_quantizer_takes_away(monkeypatch: pytest.MonkeyPatch)
     config = moe(moe_intermediate_size=48, quantization_config=BLOCK)
     judged = subject(config, 2)
     if not hasattr(internals().fp8_quantizer, "update_tp_plan"):
-        assert dropped_rules(judged.spec, judged.spec.scheme) == () and "TPP332" in findings(config, 2)
+        assert dropped_rules(judged.spec.config) == () and "TPP332" in findings(config, 2)
 
         class Old:
             def update_tp_plan(self, config: object) -> object:
@@ -539,7 +552,7 @@ def test_rules_that_an_old_quantizer_takes_away(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(internals(), "fp8_quantizer", Old)
     told = findings(config, 2)
     assert "experts.down_proj" in told["TPP337"][0].evidence
-    assert not any("experts" in found.message for found in told.get("TPP332", []))
+    assert not any("experts" in str(found.where) + found.evidence for found in told.get("TPP332", []))
 
 
 # Configs.
@@ -567,7 +580,7 @@ def test_rules_that_an_old_quantizer_takes_away(monkeypatch: pytest.MonkeyPatch)
         ({"quant_method": "fp8", "dequantize": "yes"}, "dequantize"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
         ({"quant_method": "fp8", "modules_to_not_convert": [1]}, "modules_to_not_convert"),
-        ({"quant_method": "fp8", "modules_to_not_convert": ["("]}, ""),
+        ({"quant_method": "fp8", "modules_to_not_convert": ["("]}, "modules_to_not_convert"),
         ({"quant_method": "gptq"}, "bits"),
         ({"quant_method": "gptq", "bits": 5}, "bits"),
         ({"quant_method": "gptq", "bits": "4"}, "bits"),
@@ -582,7 +595,7 @@ def test_rules_that_an_old_quantizer_takes_away(monkeypatch: pytest.MonkeyPatch)
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {}}}, "config_groups.g.targets"),
         (
             {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": ["re:("], "weights": {}}}},
-            "",
+            "config_groups.g.targets",
         ),
         (
             {
@@ -618,17 +631,20 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
     max_leaves=4,
 )
-KEYS = """quant_method weight_block_size bits group_size desc_act sym modules_to_not_convert ignore config_groups
-    load_in_4bit scale_fmt expert_dtype ignored_layers modules_in_block_to_quantize""".split()
-METHODS = ["fp8", "gptq", "awq", "mxfp4", "compressed-tensors", "bitsandbytes", "modelopt", "quanto"]
-GROUP_KEYS = "num_bits type strategy group_size block_structure symmetric actorder".split()
+KEYS = [
+    *("quant_method", "weight_block_size", "bits", "group_size", "desc_act", "sym", "config_groups", "load_in_4bit"),
+    *("scale_fmt", "expert_dtype", "modules_to_not_convert", "ignore", "ignored_layers"),
+    "modules_in_block_to_quantize",
+]
+NAMES = ["fp8", "gptq", "awq", "mxfp4", "compressed-tensors", "bitsandbytes", "modelopt", "quanto"]
+GROUP_KEYS = ["num_bits", "type", "strategy", "group_size", "block_structure", "symmetric", "actorder"]
 groups = st.dictionaries(st.sampled_from(GROUP_KEYS), json_values | st.sampled_from(["block", "group", "tensor"]))
 
 
 @settings(deadline=None)
 @given(
     raw=st.dictionaries(st.sampled_from(KEYS), json_values),
-    method=st.sampled_from(METHODS),
+    method=st.sampled_from(NAMES),
     weights=groups,
     grouped=st.booleans(),
 )
@@ -664,10 +680,50 @@ def test_a_nested_config_counts_as_transformers_reads_it() -> None:
 
 def test_dequantized_on_cpu() -> None:
     def said(**raw: object) -> bool:
-        return dequantizes(read_scheme(raw))
+        return bool(read_scheme(raw).dequantized)
 
     assert said(quant_method="fp8") and said(quant_method="mxfp4")
     assert not said(quant_method="gptq", bits=4)
+
+
+# A method is added as one row.
+
+
+def test_a_method_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hqq`, which Transformers has and tpplan does not describe: read, counted, told and kept in a plan."""
+    raw = {"quant_method": "hqq", "level": 2, "skipped": ["lm_head", "model.layers.0.mlp", "model.layers.1.mlp"]}
+    model = configs.write(tmp_path / "model", llama(quantization_config=raw | {"other": 1}))
+    codes = {found.code for found in tpplan.check(model, 2, depth="static").diagnostics}
+    assert "TPP338" in codes and "TPP333" not in codes
+
+    def seven(layout: Layout, out: int, inner: int, itemsize: int) -> int:
+        return 7
+
+    def read(method: str, values: Values) -> Scheme:
+        layout = Layout(stored=seven, bits=values.bits("level", (2,)), block=(1, 16))
+        return Scheme(method=method, layout=layout, ignored=values.names("skipped"))
+
+    def failure(scheme: Scheme, weight: Quantized, cut_dim: int | None) -> Failure | None:
+        return Failure(outcome="the test raises", cause="it is told to") if cut_dim == 1 else None
+
+    monkeypatch.setitem(METHODS, "hqq", Method(read=read, facts=("level",), lists=("skipped",), failure=failure))
+    report = tpplan.check(model, 2, depth="static")
+    (found,) = [found for found in report.diagnostics if found.code == "TPP333"]
+    assert found.message == "hqq weights do not run with this plan at tp_size 2: the test raises"
+    assert found.evidence == "the plan cuts model.layers.*.self_attn.o_proj.weight; it is told to"
+
+    subject = open_request(Request(what=model, tp_size=2))
+    sizes = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
+    attention = {f"model.layers.{layer}.self_attn.{name}_proj.weight" for layer in "01" for name in "qkvo"}
+    assert {name for name, size in sizes.items() if size == 7} == attention
+
+    whole = {"model.layers.*.self_attn.o_proj": "replicated_with_grad_allreduce"}
+    facts = {"quant_method": "hqq", "level": 2, "skipped": ["lm_head", "model.layers.*.mlp"]}
+    assert tpplan.plan(model, 1).model.config["quantization_config"] == facts
+    repaired = replace(subject, sharding=Sharding(tp_size=2, overrides=whole))
+    assert not {"TPP333", "TPP338"} & {found.code for found in checks.findings(repaired)}
+    with pytest.raises(Malformed, match="level is 3, must be one of 2"):
+        read_scheme(raw | {"level": 3})
 
 
 # Plans carry what decides.
@@ -701,6 +757,13 @@ def test_a_list_that_names_one_layer_stays_whole(ignored: list[str]) -> None:
     judged = subject(llama(quantization_config=BLOCK | {"modules_to_not_convert": ignored}), 2)
     facts = quantization_facts(judged.spec, judged.skeleton.model)
     assert facts == BLOCK | {"modules_to_not_convert": ignored}
+
+
+def test_a_null_that_decides_is_kept() -> None:
+    """`group_size: null` is one scale for all of the input dim, and a missing one is 128."""
+    raw = {"quant_method": "awq", "bits": 4, "group_size": None}
+    judged = subject(llama(quantization_config=raw | {"modules_to_not_convert": None}), 2)
+    assert quantization_facts(judged.spec, judged.skeleton.model) == raw
 
 
 def published() -> list[str]:

@@ -11,7 +11,7 @@ from typing import TypedDict, Unpack
 from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose, chosen, usage_error
 from tpplan.model.config import load_spec
 from tpplan.model.facts import facts_of
-from tpplan.model.quantization_facts import quantization_facts
+from tpplan.model.quantization.facts import quantization_facts
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.file import PlanFile, read_plan

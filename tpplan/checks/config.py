@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.config import config_value, defaulted, text_config, text_config_place
 from tpplan.model.facts import changed_facts
-from tpplan.model.quantization_facts import quantization_facts
+from tpplan.model.quantization.facts import quantization_facts
 from tpplan.subject import Subject
 
 HEAD_FIELDS = ("num_attention_heads", "num_key_value_heads")

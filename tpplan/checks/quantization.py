@@ -4,55 +4,50 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpplan.checks.scales import Spread, spread
 from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
-from tpplan.model.quantization import Quantized, Scheme
-from tpplan.model.quantizer import (
-    dequantizes,
-    dropped_rules,
-    failure,
-    failure_with_any_plan,
-    is_known,
-    is_measured,
-    quantized_weights,
-)
+from tpplan.model.quantization import MEASURED_UP_TO, is_known, is_measured, method_of, quantized_weights
+from tpplan.model.quantization.method import Failure
+from tpplan.model.quantization.scheme import Quantized, Scheme
 from tpplan.model.skeleton import style_of, wildcard
 from tpplan.styles import style
 from tpplan.subject import Subject
+from tpplan.units import first_few
 
 PACKED = ("packed_colwise", "packed_rowwise")  # gate and up in one weight, each cut by itself
 AXES = ("rows", "columns")
 LISTED = 3
+UNQUANTIZED = "use a checkpoint of this model that is not quantized"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """Quantized weights of one rule and shape. name: with `*` for layers. shape: unsharded. style: None if whole.
-
-    cut: the dim of `shape` that the plan cuts. halves: how many parts of that dim are cut each by itself.
-    """
+    """Quantized weights of one rule and shape. name: with `*` for layers. shape: unsharded. style: None for no rule."""
 
     name: str
     shape: tuple[int, ...]
     quantized: Quantized
     style: str | None
-    cut: int | None
-    halves: int = 1
 
     @property
-    def matrix_dims(self) -> tuple[int, int]:
-        """The dims of `shape` that are (out, in)."""
-        last = len(self.shape) - 1
-        return (last, last - 1) if self.quantized.transposed else (last - 1, last)
+    def halves(self) -> int:
+        """How many parts of the dim that is cut are cut each by itself."""
+        return 2 if self.style in PACKED else 1
+
+    @property
+    def is_cut(self) -> bool:
+        return style(self.style).cut_dim is not None
 
     @property
     def cut_of_matrix(self) -> int | None:
-        """0 when the output dim is cut, 1 for the input dim, None for neither."""
-        return self.matrix_dims.index(self.cut) if self.cut in self.matrix_dims else None
+        """0 when the output dim is cut, 1 for the input dim, None for neither, or for the dim of experts."""
+        cuts_experts = self.style == "grouped_gemm" and len(self.shape) == 3
+        dim = None if cuts_experts else style(self.style).cut_dim
+        return 1 - dim if dim is not None and self.quantized.transposed else dim
 
     def rule_in(self, rules: Container[str]) -> str | None:
         """The rule of this parameter, or of its module, that is among `rules`."""
@@ -64,43 +59,42 @@ def check_quantization(subject: Subject) -> Iterator[Diagnostic]:
     scheme = subject.spec.scheme
     if scheme is None:
         return
-    tp_size = subject.sharding.tp_size
     if not is_known(scheme.method):
         yield _unknown_method(subject, scheme)
         return
     if subject.device != Device.CPU:
         yield _on_tpu(subject, scheme)
-    if tp_size > 1:
+    sharded = subject.sharding.tp_size > 1
+    if sharded:
         yield _judged_without(subject, scheme)
-    dropped = dropped_rules(subject.spec, scheme) if tp_size > 1 else ()
+    dropped = method_of(scheme.method).dropped_rules(subject.spec.config) if sharded else ()
     if dropped:
         yield _dropped(subject, dropped)
-    weights = list(weights_of(subject, scheme, dropped))
-    if dequantizes(scheme) and weights:
+    weights = list(_weights(subject, scheme, dropped))
+    if scheme.dequantized and weights:
         yield _dequantized(subject, scheme)
-    failing = [weight for weight in weights if tp_size > 1 and _failure(scheme, weight)]
-    if tp_size > 1:
-        yield from _sharding_findings(subject, scheme, failing)
-    yield from _block_findings(subject, scheme, [weight for weight in weights if weight not in failing])
-    yield from _cut_groups(subject, failing)
+    failures = {weight: failure for weight in weights if sharded and (failure := _failure(scheme, weight))}
+    if sharded:
+        yield from _sharding_findings(subject, scheme, failures)
+    yield from _block_findings(subject, scheme, [weight for weight in weights if weight not in failures])
+    yield from _cut_groups(subject, list(failures))
 
 
-def _sharding_findings(subject: Subject, scheme: Scheme, failing: list[Weight]) -> Iterator[Diagnostic]:
+def _sharding_findings(subject: Subject, scheme: Scheme, failures: dict[Weight, Failure]) -> Iterator[Diagnostic]:
     """TPP333, or TPP338 where nobody ran it."""
-    reason = failure_with_any_plan(scheme) or (_failure(scheme, failing[0]) if failing else "")
-    if reason and is_measured():
-        yield _not_shardable(subject, scheme, failing, reason)
-    elif reason or (scheme.described and not is_measured()):
-        yield _not_measured(subject, "Transformers newer than 5.24 was not tried")
+    failure = method_of(scheme.method).failure_with_any_plan(scheme) or next(iter(failures.values()), None)
+    if failure and is_measured():
+        yield _not_shardable(subject, scheme, list(failures), failure)
+    elif failure or (scheme.described and not is_measured()):
+        newest = ".".join(map(str, MEASURED_UP_TO))
+        yield _not_proven(subject, scheme, f"Transformers newer than {newest} was not tried")
     elif not scheme.described:
-        yield _not_measured(subject, f"how {scheme.method} stores and shards its weights is not known to tpplan")
+        yield _not_proven(subject, scheme, f"tpplan does not know how {scheme.method} stores weights")
 
 
-def weights_of(subject: Subject, scheme: Scheme, dropped: tuple[str, ...] = ()) -> Iterator[Weight]:
+def _weights(subject: Subject, scheme: Scheme, dropped: tuple[str, ...]) -> Iterator[Weight]:
     """Each kind of quantized weight with what the resolved plan does to it. dropped: rules the quantizer takes away."""
-    rules = (
-        {rule: name for rule, name in subject.plan.items() if not rule.endswith(dropped)} if dropped else subject.plan
-    )
+    rules = {rule: name for rule, name in subject.plan.items() if not (dropped and rule.endswith(dropped))}
     seen = set()
     for name, quantized in quantized_weights(subject.skeleton.model, scheme).items():
         if name not in subject.skeleton.parameters:
@@ -111,58 +105,43 @@ def weights_of(subject: Subject, scheme: Scheme, dropped: tuple[str, ...] = ()) 
             continue
         seen.add(kind)
         chosen = style_of(name, rules, is_parameter=True) if subject.sharding.tp_size > 1 else None
-        if subject.sharding.ep_size and (style_of(name, subject.skeleton.expert_plan, is_parameter=True)):
-            chosen = style_of(name, subject.skeleton.expert_plan, is_parameter=True)
-        yield Weight(
-            name=kind[0],
-            shape=shape,
-            quantized=quantized,
-            style=chosen,
-            cut=_cut_dim(chosen, len(shape)),
-            halves=2 if chosen in PACKED else 1,
-        )
+        if subject.sharding.ep_size:
+            chosen = style_of(name, subject.skeleton.expert_plan, is_parameter=True) or chosen
+        yield Weight(name=kind[0], shape=shape, quantized=quantized, style=chosen)
 
 
-def _cut_dim(name: str | None, dims: int) -> int | None:
-    """The dim of a weight of so many dims: styles count from the last two, only `grouped_gemm` from the experts."""
-    dim = style(name).cut_dim
-    if dim is None or name == "grouped_gemm":
-        return dim
-    return dims - 2 + dim
-
-
-def _failure(scheme: Scheme, weight: Weight) -> str:
-    if weight.cut is None:
-        return ""
-    return failure(scheme, weight.quantized, weight.cut_of_matrix)
+def _failure(scheme: Scheme, weight: Weight) -> Failure | None:
+    return method_of(scheme.method).failure(scheme, weight.quantized, weight.cut_of_matrix) if weight.is_cut else None
 
 
 def _block_findings(subject: Subject, scheme: Scheme, weights: list[Weight]) -> Iterator[Diagnostic]:
     """TPP332 and TPP335: blocks that a rank's slice, or the weight itself, holds only a part of.
 
     Only where the weights are dequantized as they load by their blocks: Fp8Dequantize._dequantize_one of
-    integrations/finegrained_fp8.py, and compressed-tensors with strategy block, give a slice's scales equal parts of it.
+    integrations/finegrained_fp8.py, and compressed-tensors with strategy block, give a slice's scales equal parts.
     """
-    cut: dict[tuple, list[Weight]] = defaultdict(list)
-    if not dequantizes(scheme) or scheme.method == "mxfp4":
+    if not scheme.dequantized or not method_of(scheme.method).spreads_scales:
         return
+    cut: dict[tuple[Spread, Place | None], list[Weight]] = defaultdict(list)
     for weight in weights:
         for axis, block in enumerate(weight.quantized.layout.block):
             if block is None:
                 continue
-            size = weight.shape[weight.matrix_dims[axis]]
+            size = weight.quantized.out_in(weight.shape)[axis]
             ranks = subject.sharding.tp_size if axis == weight.cut_of_matrix else 1
             # the checkpoint has gate and up apart, whether or not the plan cuts them
             apart = weight.quantized.parts if axis == 0 else 1
             parts = weight.halves if ranks > 1 else apart
-            whole, found = spread(size // parts, block, 1), spread(size // parts, block, ranks)
+            unit = AXES[axis] + (" of each half" if parts == 2 else "")
+            whole, found = spread(size // parts, block, 1, unit), spread(size // parts, block, ranks, unit)
             if whole.outcome:
-                yield _partial_block(subject, weight, axis, whole)
+                yield _partial_block(subject, weight, whole)
             elif found.outcome:
+                # the plan's own rules are told one by one
                 place = _place(subject, weight) if weight.rule_in(subject.sharding.overrides) else None
-                cut[(axis, parts, found, str(place))].append(weight)
-    for (axis, parts, found, _), alike in cut.items():
-        yield _cut_block(subject, alike, axis, parts, found)
+                cut[(found, place)].append(weight)
+    for (found, _), alike in cut.items():
+        yield _cut_block(subject, alike, found)
 
 
 def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]:
@@ -174,130 +153,102 @@ def _cut_groups(subject: Subject, weights: list[Weight]) -> Iterator[Diagnostic]
         block = None if axis is None else weight.quantized.layout.block[axis]
         if axis is None or block is None or block == 1:
             continue
-        size = weight.shape[weight.matrix_dims[axis]] // weight.halves
+        size = weight.quantized.out_in(weight.shape)[axis] // weight.halves
         if size % (tp_size * block):
-            split.append(
-                f"{weight.name} {size} / {tp_size} ranks = {size / tp_size:g}, {size / tp_size / block:g} groups of {block}"
-            )
+            share = size / tp_size
+            split.append(f"{weight.name} {size} / {tp_size} ranks = {share:g}, {share / block:g} groups of {block}")
     if split:
         more = f"; and {len(split) - LISTED} more" if len(split) > LISTED else ""
-        yield Diagnostic(
-            code="TPP334",
-            message=f"at tp_size {tp_size} a rank's slice is not a whole number of groups that share a scale",
-            where=_file(subject),
-            evidence="; ".join(split[:LISTED]) + more,
+        yield _of_config(
+            subject,
+            "TPP334",
+            f"tp_size {tp_size} cuts groups that share a scale, which engines that shard such checkpoints refuse",
+            "; ".join(split[:LISTED]) + more,
         )
 
 
 # What each finding says.
 
 
-def _file(subject: Subject) -> Place:
-    return Place(file=subject.spec.source.config_file or subject.spec.source.name)
+def _of_config(subject: Subject, code: str, message: str, evidence: str, fix: str = "") -> Diagnostic:
+    place = Place(file=subject.spec.source.config_file or subject.spec.source.name)
+    return Diagnostic(code=code, message=message, where=place, evidence=evidence, fix=fix)
 
 
 def _unknown_method(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP331",
-        message=f"the installed Transformers has no quantization method {scheme.method!r} and skips it: it takes packed "
-        "weights for plain ones, and raises or computes with weights that lack their scales",
-        where=_file(subject),
-        evidence=f"quant_method = {scheme.method}; quantizers/auto.py of Transformers {versions().get('transformers')} "
-        "skips methods that it does not know",
-        fix="take a checkpoint that is not quantized, or quantized by a method that Transformers has",
+    message = (
+        f"the installed Transformers has no method {scheme.method!r}: loading raises or gives weights without scales"
     )
+    evidence = (
+        f"quant_method = {scheme.method}; quantizers/auto.py of Transformers {versions().get('transformers')} skips "
+        "methods that it does not know: packed weights raise where their shape differs, others are used unscaled"
+    )
+    return _of_config(subject, "TPP331", message, evidence, UNQUANTIZED)
 
 
 def _judged_without(subject: Subject, scheme: Scheme) -> Diagnostic:
-    packed = scheme.described and not dequantizes(scheme)
-    return Diagnostic(
-        code="TPP306",
-        message=f"the checkpoint is quantized ({scheme.method}), and the structure was judged without it: bytes are those "
-        f"of {'packed' if packed else 'unquantized'} weights",
-        where=_file(subject),
-        evidence=f"quantization_config.quant_method = {scheme.method}",
-    )
+    kind = "packed" if scheme.described and not scheme.dequantized else "unquantized"
+    message = f"{scheme.method} quantization is left out of shapes and numbers, and bytes are those of {kind} weights"
+    return _of_config(subject, "TPP306", message, f"quantization_config.quant_method = {scheme.method}")
 
 
 def _on_tpu(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP339",
-        message=f"quantization on TPU is not finished in Transformers, and nothing of {scheme.method} was proven there",
-        where=_file(subject),
-        evidence="the TPU guide of Transformers says that quantization is still being integrated",
-    )
+    message = f"quantization on TPU is not finished in Transformers, so nothing of {scheme.method} was proven there"
+    evidence = "the TPU guide of Transformers says that quantization is still being integrated"
+    return _of_config(subject, "TPP339", message, evidence)
 
 
 def _dequantized(subject: Subject, scheme: Scheme) -> Diagnostic:
-    return Diagnostic(
-        code="TPP336",
-        message=f"{subject.device} does not run {scheme.method} weights, so they are dequantized to {subject.spec.dtype} while "
-        "they load, and each rank holds them unquantized",
-        where=_file(subject),
-        evidence="the quantizer's validate_environment sets dequantize where there is no CUDA or XPU device",
-    )
+    message = f"{scheme.method} weights are dequantized at load, so each rank holds them in {subject.spec.dtype}"
+    return _of_config(subject, "TPP336", message, scheme.dequantized)
 
 
 def _dropped(subject: Subject, rules: tuple[str, ...]) -> Diagnostic:
-    return Diagnostic(
-        code="TPP337",
-        message=f"the fp8 quantizer replaces the plan of this model, and {len(rules)} of its rules are not applied",
-        where=_file(subject),
-        evidence=f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
-        f"{versions().get('transformers')}",
-        fix="install Transformers 5.22 or newer",
+    message = f"the quantizer replaces the plan of this model, so {len(rules)} of its rules are not applied"
+    evidence = (
+        f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
+        f"{versions().get('transformers')}"
     )
+    return _of_config(subject, "TPP337", message, evidence, "pip install 'transformers>=5.22'")
 
 
-def _not_measured(subject: Subject, reason: str) -> Diagnostic:
-    return Diagnostic(
-        code="TPP338",
-        message=f"whether this quantized checkpoint loads sharded was not proven: {reason}",
-        where=_file(subject),
-        evidence=f"quant_method = {subject.spec.quantization}, Transformers {versions().get('transformers')}",
-    )
+def _not_proven(subject: Subject, scheme: Scheme, reason: str) -> Diagnostic:
+    message = f"{reason}, so the sharded load of this checkpoint was not proven"
+    evidence = f"quant_method = {scheme.method}, Transformers {versions().get('transformers')}"
+    return _of_config(subject, "TPP338", message, evidence)
 
 
-def _not_shardable(subject: Subject, scheme: Scheme, weights: list[Weight], reason: str) -> Diagnostic:
-    cut = f"the plan cuts {_names(weights)}; " if weights else ""
-    return Diagnostic(
-        code="TPP333",
-        message=f"the installed Transformers does not run weights quantized by {scheme.method} with this plan at tp_size "
-        f"{subject.sharding.tp_size}",
-        where=_file(subject),
-        evidence=cut + reason,
-        fix="take a checkpoint that is not quantized, or load at tp_size 1",
-    )
+def _not_shardable(subject: Subject, scheme: Scheme, weights: list[Weight], failure: Failure) -> Diagnostic:
+    tp_size, named = subject.sharding.tp_size, first_few([weight.name for weight in weights], LISTED)
+    message = f"{scheme.method} weights do not run with this plan at tp_size {tp_size}: {failure.outcome}"
+    evidence = f"the plan cuts {named}; {failure.cause}" if weights else failure.cause
+    return _of_config(subject, "TPP333", message, evidence, UNQUANTIZED)
 
 
-def _cut_block(subject: Subject, weights: list[Weight], axis: int, parts: int, found: Spread) -> Diagnostic:
-    half = " of each half" if parts == 2 else ""
+def _cut_block(subject: Subject, weights: list[Weight], found: Spread) -> Diagnostic:
+    first, *others = weights
+    more = f"; the same holds for {first_few([weight.name for weight in others], LISTED)}" if others else ""
     return Diagnostic(
         code="TPP332",
-        message=f"tp_size {subject.sharding.tp_size} cuts {_names(weights)} inside blocks that share a scale: {found.outcome}",
-        where=_place(subject, weights[0]),
-        evidence=f"{weights[0].style}: {found.describe(AXES[axis] + half)}",
+        message=f"tp_size {found.ranks} cuts blocks of {found.block} {found.unit} that share a scale: {found.outcome}",
+        where=_place(subject, first),
+        evidence=f"{first.style}: {found.describe()}{more}",
     )
 
 
-def _partial_block(subject: Subject, weight: Weight, axis: int, found: Spread) -> Diagnostic:
+def _partial_block(subject: Subject, weight: Weight, found: Spread) -> Diagnostic:
+    whole = f"{found.size} {found.unit} are not whole blocks of {found.block} that share a scale"
     return Diagnostic(
         code="TPP335",
-        message=f"{weight.name} is not a whole number of blocks that share a scale: at every tp_size {found.outcome}",
+        message=f"{whole}: at every tp_size {found.outcome}",
         where=Place(file=subject.spec.source.name, parameter=weight.name),
-        evidence=found.describe(AXES[axis]),
-        fix="dequantize the checkpoint once where FP8 kernels are, and save it",
+        evidence=found.describe(),
+        fix="dequantize the checkpoint once on a GPU with FP8 kernels, and save it",
     )
-
-
-def _names(weights: list[Weight]) -> str:
-    more = f" and {len(weights) - LISTED} more" if len(weights) > LISTED else ""
-    return ", ".join(weight.name for weight in weights[:LISTED]) + more
 
 
 def _place(subject: Subject, weight: Weight) -> Place:
     """The rule that cuts the weight: its line where it stands in a plan file."""
     rule = weight.rule_in(subject.sharding.overrides)
     place = subject.place_of_rule(rule) if rule else Place(file=subject.spec.source.name)
-    file = place.file or subject.spec.source.name
-    return Place(file=file, line=place.line, column=place.column, rule=rule, parameter=weight.name)
+    return replace(place, file=place.file or subject.spec.source.name, rule=rule, parameter=weight.name)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RAISES = "from_pretrained raises"
-WRONG = "nothing raises and the dequantized numbers are wrong"
+WRONG = "the dequantized weights are silently wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """One dim of `size` elements in blocks of `block`, cut over `ranks`.
+    """One dim of `size` elements in blocks of `block`, cut over `ranks`. unit: the elements, `rows` or `columns`.
 
     raising, wrong: the ranks on which loading raises, and those that get scales of other elements than they hold.
     """
@@ -23,31 +23,29 @@ class Spread:
     size: int
     block: int
     ranks: int
+    unit: str
     raising: tuple[int, ...]
     wrong: tuple[int, ...]
 
     @property
     def outcome(self) -> str:
         """What goes wrong, empty when every rank gets its own scales."""
-        if not self.raising:
-            return WRONG if self.wrong else ""
-        return RAISES
+        return RAISES if self.raising else WRONG if self.wrong else ""
 
-    def describe(self, unit: str) -> str:
-        """The arithmetic, with the ranks that fail. unit: what the elements are, `rows` or `columns`."""
+    def describe(self) -> str:
+        """The arithmetic, with the ranks that fail."""
         scales = -(-self.size // self.block)
         share = -(-self.size // self.ranks)
-        text = f"{self.size} {unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
+        text = f"{self.size} {self.unit} in blocks of {self.block} have {scales} scale{'s' * (scales != 1)}"
         if self.ranks > 1:
-            text += (
-                f"; {self.size} / {self.ranks} ranks = {self.size / self.ranks:g} a rank, {share / self.block:g} blocks"
-            )
+            slices = f"{self.size} / {self.ranks} ranks = {self.size / self.ranks:g} per rank"
+            text += f"; {slices}, {share / self.block:g} blocks"
         failing = [f"loading raises on {_ranks_named(self.raising)}"] if self.raising else []
-        failing += [f"scales of other blocks on {_ranks_named(self.wrong)}"] if self.wrong else []
+        failing += [f"wrong scales on {_ranks_named(self.wrong)}"] if self.wrong else []
         return f"{text}; {', '.join(failing)}" if self.ranks > 1 and failing else text
 
 
-def spread(size: int, block: int, ranks: int) -> Spread:
+def spread(size: int, block: int, ranks: int, unit: str) -> Spread:
     """Where the scales of `size` elements go when weight and scales are each cut over `ranks`, uneven tails last."""
     scales = -(-size // block)
     raising, wrong = [], []
@@ -59,7 +57,7 @@ def spread(size: int, block: int, ranks: int) -> Spread:
             raising.append(rank)  # modulo by zero, a reshape to nothing, or the ValueError of _dequantize_one
         elif not _belong(start, end, first, count, block):
             wrong.append(rank)
-    return Spread(size=size, block=block, ranks=ranks, raising=tuple(raising), wrong=tuple(wrong))
+    return Spread(size=size, block=block, ranks=ranks, unit=unit, raising=tuple(raising), wrong=tuple(wrong))
 
 
 def slice_of(size: int, ranks: int, rank: int) -> tuple[int, int]:

@@ -20,8 +20,9 @@ from tpplan.model.config_values import (
     refuse_unread_counts,
 )
 from tpplan.model.internals import environment_error
-from tpplan.model.quantization import Scheme
-from tpplan.model.quantization_config import Malformed, read_scheme
+from tpplan.model.quantization import read_scheme
+from tpplan.model.quantization.scheme import Scheme
+from tpplan.model.quantization.values import Malformed
 from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
 from tpplan.units import one_line

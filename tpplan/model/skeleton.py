@@ -11,8 +11,8 @@ from typing import Any
 from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.model.config import ModelSpec
 from tpplan.model.internals import internals, no_sharding_over_one_rank
-from tpplan.model.quantization import Quantized, quantized_bytes
-from tpplan.model.quantizer import dequantizes, quantized_weights
+from tpplan.model.quantization import quantized_weights
+from tpplan.model.quantization.scheme import Quantized, quantized_bytes
 from tpplan.model.quiet import quiet
 from tpplan.units import one_line
 
@@ -124,7 +124,7 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
 
 def _packed_weights(model: Any, spec: ModelSpec) -> dict[str, Quantized]:
     """The weights that stay as their checkpoint packs them; none where the load dequantizes them."""
-    return {} if spec.scheme is None or dequantizes(spec.scheme) else quantized_weights(model, spec.scheme)
+    return {} if spec.scheme is None or spec.scheme.dequantized else quantized_weights(model, spec.scheme)
 
 
 def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
