@@ -12,9 +12,10 @@ import pytest
 
 import tpplan
 from tests.support import configs
+from tpplan.api import schema
 from tpplan.planner import strategies
 from tpplan.planner.strategies import STRATEGIES, StrategyEntry
-from tpplan.schemas import SchemaName, schema
+from tpplan.schemas import SchemaName
 from tpplan.stages import table
 
 # A stage as its own file would be: it fails where it is told to.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tpplan import engine
 from tpplan.choices import Optimize, Options, PlanOptions
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import Plan
+from tpplan.schemas import filled
 from tpplan.stages import table
 
 if TYPE_CHECKING:
@@ -160,6 +161,13 @@ def size_candidates(
     request = make_request(model, None, **options)
     tp_sizes = (tp_size,) if isinstance(tp_size, int) else tuple(tp_size)
     return engine.answer(engine.sizes, request, tp_sizes, strategy, depth)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of plan files (`plan`), or of what a command prints with --format json: `report`, `sizes`, `doctor`."""
+    from tpplan.planner.strategies import STRATEGIES
+
+    return filled(name, {"stage": table.names(), "strategy": STRATEGIES})
 
 
 def verify(

@@ -36,7 +36,9 @@ def call_in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"the process that ran {function.__name__} ended with code {done.returncode}; see its stderr")
+        raise RuntimeError(
+            f"the process that ran {function.__name__} ended with code {done.returncode}; see its stderr"
+        )
     returned, value = pickle.loads(done.stdout)
     if not returned:
         raise value

@@ -1,20 +1,18 @@
 """The JSON Schemas of what tpplan reads and prints, with the closed sets of this release filled in.
 
 The files beside this module say the shape; a set that has a table or an enumeration of its own is a `$ref` in them, and
-its values come from there.
+its values are filled in here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from importlib.resources import files
 from typing import Any
 
 from tpplan.choices import Device, Dtype, Purpose
-from tpplan.planner.strategies import STRATEGIES
-from tpplan.stages import table
 
 
 class SchemaName(StrEnum):
@@ -24,20 +22,15 @@ class SchemaName(StrEnum):
     DOCTOR = "doctor"
 
 
-SETS: dict[str, Callable[[], Iterable[str]]] = {
-    "device": lambda: Device,
-    "purpose": lambda: Purpose,
-    "dtype": lambda: Dtype,
-    "stage": table.names,
-    "strategy": lambda: STRATEGIES,
-}
+def filled(name: str, sets: Mapping[str, Iterable[str]] | None = None) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of this name, a value of SchemaName.
 
-
-def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of this name, a value of SchemaName."""
+    sets: values of the closed sets that are tables: stages and strategies, which a plan's schema does not have.
+    """
     text = files("tpplan").joinpath(f"{name}.schema.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    used = {key: values for key, values in SETS.items() if f'"#/$defs/{key}"' in text}
+    schema: dict[str, Any] = json.loads(text)
+    known: dict[str, Iterable[str]] = {"device": Device, "purpose": Purpose, "dtype": Dtype, **(sets or {})}
+    used = {key: list(map(str, values)) for key, values in known.items() if f'"#/$defs/{key}"' in text}
     if used:
-        found["$defs"] = {key: {"type": "string", "enum": [str(v) for v in values()]} for key, values in used.items()}
-    return found
+        schema["$defs"] = {key: {"type": "string", "enum": values} for key, values in used.items()}
+    return schema

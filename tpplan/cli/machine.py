@@ -77,8 +77,8 @@ def explain(
 @app.command()
 def schema(name: Annotated[SchemaName, typer.Argument(help="Which schema.")] = SchemaName.PLAN) -> int:
     """Print the JSON Schema of plan files, or of what `check`, `sizes` and `doctor` print with --format json."""
+    from tpplan import api
     from tpplan.rendering import document
-    from tpplan.schemas import schema as filled
 
-    sys.stdout.write(document(filled(name)))
+    sys.stdout.write(document(api.schema(name)))
     return 0

@@ -46,7 +46,9 @@ def notes(candidates: Iterable[Candidate]) -> str:
     lines = []
     memory = next((c.costs.memory for c in candidates if c.costs), None)
     if memory and memory.cache is not None:
-        lines.append(f"KV cache: static, {memory.batch} x {memory.max_length} tokens; in parentheses an even split of it")
+        lines.append(
+            f"KV cache: static, {memory.batch} x {memory.max_length} tokens; in parentheses an even split of it"
+        )
     if any(c.costs and c.costs.usage.collectives for c in candidates):
         lines.append(
             "per layer and token: collectives on one rank and bytes of the tensors that they complete, on average"

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tpplan.schemas import schema
+from tpplan.schemas import filled
 
 MAX_DEPTH = 32  # collections inside each other, the plan itself included
 MAX_DIGITS = 64  # of an integer
@@ -110,7 +110,7 @@ class Plan:
 @cache
 def plan_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of plan files. Not to be changed by the caller."""
-    return schema("plan")
+    return filled("plan")
 
 
 def as_json_value(value: Any, depth: int = 1) -> Any:
