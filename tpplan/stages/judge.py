@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tpplan import checks
+from tpplan.checks.heads import disagreement
 from tpplan.checks.memory import bytes_per_rank, check_whole
 from tpplan.choices import Depth
 from tpplan.codes import Severity
@@ -68,7 +69,7 @@ def judge(subject: Subject, depth: Depth = Depth.SHAPES, *, bench: proof.Bench |
         return Judgement(subject=subject, stages=stages, diagnostics=_sorted(diagnostics))
     bench = bench or proof.Bench(subject)
     outcome = _run_shapes(subject, bench)
-    diagnostics = _reconcile(diagnostics, outcome)
+    diagnostics = _reconcile(subject, diagnostics, outcome)
     share = bytes_per_rank(subject, outcome.local_sizes) if outcome.local_sizes else None
     if share:
         diagnostics += check_whole(subject, outcome.local_sizes, outcome.entered)
@@ -142,12 +143,12 @@ def _not_run(depth: Depth, rejected: list[Diagnostic]) -> dict[str, Stage]:
     return dict.fromkeys(names[depth], stage)
 
 
-def _reconcile(diagnostics: list[Diagnostic], outcome: ShapesOutcome) -> list[Diagnostic]:
+def _reconcile(subject: Subject, diagnostics: list[Diagnostic], outcome: ShapesOutcome) -> list[Diagnostic]:
     """The model's own code decides over the head arithmetic: where it ran, the arithmetic is only a warning."""
     if not outcome.passed:
         return diagnostics
     return [
-        replace(diagnostic, code="TPP308", severity=Severity.WARNING, message=f"{diagnostic.message}; yet it runs")
+        disagreement(subject, diagnostic)
         if diagnostic.code in HEAD_CODES and diagnostic.where.module in outcome.entered
         else diagnostic
         for diagnostic in diagnostics
