@@ -141,20 +141,20 @@ class TestHeadCounts:
     @pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads"])
     def test_is_no_number_of_heads(self, tmp_path: Path, name: str, value: Any) -> None:
         found = the_one(tmp_path, configs.llama(**{name: value}))
-        assert found["code"] == "TPP113" and found["message"].startswith(f"{name} is ")
+        assert found["code"] == "TPP117" and found["message"].startswith(f"{name} is ")
         assert marked(found, tmp_path).startswith(f'"{name}": {json.dumps(value)}')
         assert found["evidence"] == f"{name} = {json.dumps(value)}"
 
     @pytest.mark.parametrize("value", ODD, ids=repr)
     def test_is_none_in_a_nested_config(self, tmp_path: Path, value: Any) -> None:
         found = the_one(tmp_path, nested(num_key_value_heads=value))
-        assert found["code"] == "TPP113"
+        assert found["code"] == "TPP117"
         assert found["evidence"] == f"text_config.num_key_value_heads = {json.dumps(value)}"
         assert marked(found, tmp_path).startswith('"num_key_value_heads"')
 
     def test_each_is_told(self, tmp_path: Path) -> None:
         code, found = judged(tmp_path, configs.llama(num_attention_heads="8", num_key_value_heads=0))
-        assert code == 2 and [diagnostic["code"] for diagnostic in found] == ["TPP113"] * 2
+        assert code == 2 and [diagnostic["code"] for diagnostic in found] == ["TPP117"] * 2
 
     def test_under_an_older_name(self, tmp_path: Path) -> None:
         sizes = {"n_embd": 64, "n_head": 8.0, "n_layer": 2, "vocab_size": 160}
@@ -174,14 +174,14 @@ class TestHeadCounts:
     def test_key_value_heads_that_queries_cannot_share(self, tmp_path: Path, config: Any, heads: int) -> None:
         """More than there are query heads, or not a divisor: it loads, and no forward runs."""
         code, found = judged(tmp_path, config(num_key_value_heads=heads), depth="shapes")
-        refused = [diagnostic for diagnostic in found if diagnostic["code"] == "TPP113"]
+        refused = [diagnostic for diagnostic in found if diagnostic["code"] == "TPP315"]
         assert code == 1 and len(refused) == 1
-        assert refused[0]["message"].startswith(f"{heads} key/value heads cannot be shared evenly by 8 query heads")
+        assert refused[0]["message"].startswith(f"8 query heads cannot share {heads} key/value heads evenly")
 
     @pytest.mark.parametrize("heads", [1, 2, 4, 8])
     def test_key_value_heads_that_queries_share(self, tmp_path: Path, heads: int) -> None:
         _, found = judged(tmp_path, configs.llama(num_key_value_heads=heads))
-        assert "TPP113" not in [diagnostic["code"] for diagnostic in found]
+        assert "TPP315" not in [diagnostic["code"] for diagnostic in found]
 
 
 class TestSpellings:
@@ -193,8 +193,8 @@ class TestSpellings:
     def test_a_name_that_the_class_does_not_read(self, tmp_path: Path, name: str) -> None:
         config = without(configs.llama(), "num_key_value_heads")
         found = the_one(tmp_path, config | {name: 2})
-        assert found["code"] == "TPP112" and f"LlamaConfig does not read {name}" in found["message"]
-        assert found["evidence"] == f"{name} = 2; LlamaConfig.num_key_value_heads is 8"
+        assert found["code"] == "TPP112" and f"{name} is not read" in found["message"]
+        assert found["evidence"] == f"{name} = 2; LlamaConfig does not read it, and its num_key_value_heads is 8"
         assert marked(found, tmp_path).startswith(f'"{name}"')
 
         assert judged(tmp_path, config | {name: 8}) == (0, []), "the number that counts anyway"
@@ -232,7 +232,7 @@ class TestSpellings:
     def test_two_names_of_one_value(self, tmp_path: Path) -> None:
         sizes = {"n_embd": 64, "n_head": 8, "num_attention_heads": 4, "n_layer": 2, "vocab_size": 160}
         found = the_one(tmp_path, {"model_type": "gpt2"} | sizes)
-        assert found["code"] == "TPP113" and "one would silently win" in found["message"]
+        assert found["code"] == "TPP118" and "one is silently dropped" in found["message"]
         assert judged(tmp_path, {"model_type": "gpt2"} | sizes | {"num_attention_heads": 8})[0] == 1, "no plan"
 
 
@@ -245,11 +245,9 @@ class TestRefusedByTransformers:
             (configs.llama(hidden_size="64"), "hidden_size"),
             (configs.llama(intermediate_size=96.5), "intermediate_size"),
             (configs.llama(num_hidden_layers=None), "num_hidden_layers"),
-            (configs.llama(num_hidden_layers=0), "num_hidden_layers"),
             (configs.llama(head_dim="8"), "head_dim"),
             (configs.llama(vocab_size=1e400), "vocab_size"),
             (configs.llama(rope_scaling={"rope_type": "linear"}), "rope_type"),
-            (configs.llama(dtype=3), "dtype"),
             (configs.llava(text_config=[1]), "text_config"),
             (configs.llava(text_config="llama"), "text_config"),
             (nested(head_dim=8.5), "head_dim"),
@@ -261,11 +259,26 @@ class TestRefusedByTransformers:
         assert found["code"] == "TPP113" and key in found["evidence"]
         assert marked(found, tmp_path).startswith(f'"{key}"')
 
+    @pytest.mark.parametrize("value", [3, "float7", "torch.float7", "nn"], ids=repr)
+    @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+    def test_a_dtype_that_is_none(self, tmp_path: Path, key: str, value: Any) -> None:
+        found = the_one(tmp_path, without(configs.llama(), "dtype") | {key: value})
+        assert found["code"] == "TPP121" and found["evidence"] == f"{key} = {json.dumps(value)}"
+        assert marked(found, tmp_path).startswith(f'"{key}"')
+
+    @pytest.mark.parametrize(
+        ("field", "value"), [("num_hidden_layers", 0), ("num_hidden_layers", 10**6), ("vocab_size", 0)]
+    )
+    def test_a_size_that_no_model_has(self, tmp_path: Path, field: str, value: int) -> None:
+        found = the_one(tmp_path, configs.llama(**{field: value}))
+        assert found["code"] == "TPP119" and found["message"].startswith(f"{field} is {value}, must be at ")
+        assert marked(found, tmp_path).startswith(f'"{field}"')
+
     @pytest.mark.parametrize("value", [3, "llama", [1], {}, {"hidden_size": 64}], ids=repr)
     def test_a_text_config_that_is_none(self, tmp_path: Path, value: Any) -> None:
         """A flat class keeps it as it stands, and Transformers reads heads and caches from it."""
         found = the_one(tmp_path, configs.llama(text_config=value))
-        assert found["code"] == "TPP113" and "takes text_config for one" in found["evidence"]
+        assert found["code"] == "TPP122" and "takes text_config for the config" in found["message"]
         assert marked(found, tmp_path).startswith('"text_config"')
 
     def test_without_a_place_where_it_names_none(self, tmp_path: Path) -> None:
@@ -325,8 +338,8 @@ class TestTies:
         told = [
             f"tie_word_embeddings is {str(flag).lower()} in {place}" for place, flag in places if flag is (not tied)
         ]
-        assert [diagnostic.message.partition(",")[0] for diagnostic in found] == told
-        assert all(("is tied" in diagnostic.message) is tied for diagnostic in found)
+        assert [diagnostic.message.partition(" and is not followed")[0] for diagnostic in found] == told
+        assert all(diagnostic.message.endswith("the head is tied") is tied for diagnostic in found)
 
     def test_what_is_built_is_what_is_loaded(self, tmp_path: Path) -> None:
         import torch
@@ -350,8 +363,9 @@ class TestArchitectures:
     @pytest.mark.parametrize("named", ["Qwen3ForCausalLM", "LlamaForSequenceClassification", "NoSuchModel"])
     def test_another_class_is_told(self, tmp_path: Path, named: str) -> None:
         code, (found,) = judged(tmp_path, configs.llama(architectures=[named]))
-        assert code == 0 and found["code"] == "TPP307"
-        assert f"architectures names {named}, and AutoModelForCausalLM loads LlamaForCausalLM" in found["message"]
+        assert code == 0 and found["code"] == "TPP314"
+        assert "does not name LlamaForCausalLM" in found["message"]
+        assert found["evidence"].startswith(f"architectures names {named}; AutoModelForCausalLM ")
 
     @pytest.mark.parametrize("named", [["LlamaForCausalLM"], ["LlamaModel"], [], None, "LlamaForCausalLM"], ids=repr)
     def test_the_class_that_is_loaded_is_not(self, tmp_path: Path, named: Any) -> None:

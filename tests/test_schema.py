@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("good.yaml", 0, "pass", ["TPP305"]),
         ("bad.yaml", 1, "fail", ["TPP206"]),
         ("stray.yaml", 1, "fail", ["TPP201", "TPP207", "TPP301"]),
-        ("unplanned --tp-size 2", 1, "fail", ["TPP205", "TPP307"]),
+        ("unplanned --tp-size 2", 1, "fail", ["TPP205", "TPP312"]),
         ("unknown --tp-size 2", 2, "incomplete", ["TPP111"]),
         ("broken.yaml", 2, "incomplete", ["TPP102"]),
         ("missing.yaml", 2, "incomplete", ["TPP101"]),

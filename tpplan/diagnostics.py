@@ -36,9 +36,9 @@ class Place:
 class Diagnostic:
     """One fact about a plan or a model, with what proves it and the one action that mends it.
 
-    code: a key of `tpplan.codes.CODES`. message: the fact and its consequence, lower case, one sentence.
+    code: a key of `tpplan.codes.CODES`. message: the fact and its consequence, lower case, one
+    line of at most 120 characters.
     evidence: values read or measured, with their source. fix: one exact action, or empty where there is none.
-    severity: taken from the table of codes unless given.
     """
 
     code: str
@@ -46,15 +46,14 @@ class Diagnostic:
     where: Place = Place()
     evidence: str = ""
     fix: str = ""
-    severity: Severity | None = None
-
-    def __post_init__(self) -> None:
-        if self.severity is None:
-            object.__setattr__(self, "severity", CODES[self.code].severity)
 
     @property
     def slug(self) -> str:
         return CODES[self.code].slug
+
+    @property
+    def severity(self) -> Severity:
+        return CODES[self.code].severity
 
     def to_dict(self) -> dict:
         return {

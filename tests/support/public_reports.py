@@ -86,7 +86,7 @@ EXPERTS = "model.layers.*.mlp.experts"
 ROWS: tuple[Row, ...] = (
     # A: key/value heads
     row("A01", f"{HF}/issues/48307", models.qwen3_vl_30b(), 8, FIX, *KV, **NESTED, **TO_4,
-        says=("512 columns / 8 ranks = 64 columns a rank, one head needs 128",), repaired_ep_size=8),
+        says=("512 columns / 8 ranks = 64 columns per rank, one head needs 128",), repaired_ep_size=8),
     row("A03", "pytorch/torchtitan/issues/2574", models.qwen3_5_35b(), 4, FIX, *KV, **NESTED, **TO_2),
     row("A05", "NVIDIA-NeMo/Automodel/issues/799", models.phi_4(), 4, RUNS, depth="numerics"),
     row("A07", "deepspeedai/DeepSpeed/issues/7259", models.qwen25_3b(), 4, FIX, *KV, **FLAT, **TO_2),
@@ -103,7 +103,7 @@ ROWS: tuple[Row, ...] = (
         4, FIX, *KV, **FLAT, **TO_2),
     row("A26", "NVIDIA/TensorRT-Model-Connect/pull/147", models.qwen25_vl_3b(), 4, FIX, *KV, **NESTED, **TO_2, slow=True),
     row("A27", "NVIDIA-NeMo/Automodel/pull/1861", models.gemma4_31b(), 8, FIX, *KV, **NESTED, **TO_4,
-        says=("4 key/value heads in these layers; 2048 columns / 8 ranks = 256 columns a rank, one head needs 512",)),
+        says=("4 key/value heads in these layers; 2048 columns / 8 ranks = 256 columns per rank, one head needs 512",)),
     row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(), 4, FIX, "TPP301", *KV, "TPP305", sizes=(1,),
         says=("model.language_model.embed_tokens_per_layer.weight 0.75 GiB",), repaired=PER_LAYER),
     row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(7, 18), 4, FIX, "TPP301", *KV, "TPP305", sizes=(1,),

@@ -30,16 +30,16 @@ def check_facts(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP307: a dtype that the file leaves open, and head counts where the class default is a number of its own."""
+    """TPP312: a dtype that the file leaves open. TPP307: head counts where the class default is a number of its own."""
     if subject.facts is not None:
         return
     if subject.spec.dtype_is_assumed:
         yield Diagnostic(
-            code="TPP307",
-            message=f"the config names no dtype, and {subject.spec.dtype} counts: from_pretrained takes that of the weights",
+            code="TPP312",
+            message=f"the config names no dtype, so {subject.spec.dtype} is used; from_pretrained takes that of the weights",
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence="dtype='auto' of from_pretrained reads the config, then the first weights (modeling_utils._get_dtype)",
-            fix="give --dtype, on which bytes depend",
+            fix="give --dtype with the dtype of the weights, on which bytes depend",
         )
     config = text_config(subject.spec.config)
     for field in HEAD_FIELDS:
@@ -50,9 +50,10 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
             continue
         yield Diagnostic(
             code="TPP307",
-            message=f"{field} is not in {text_config_place(subject.spec)}, and the class default {value} counts",
+            message=f"{field} is not in {text_config_place(subject.spec)}, so the class default {value} is used",
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence=f"{type(config).__name__}.{field} = {value}",
+            fix=f"put {field} into {subject.spec.source.called} if the model has another number",
         )
 
 

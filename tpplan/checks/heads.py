@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from fractions import Fraction
 
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.attention import AttentionBlock, Projection, attention_blocks
@@ -11,13 +12,7 @@ from tpplan.model.skeleton import wildcard
 from tpplan.styles import Flow
 from tpplan.subject import Subject
 
-HEAD_CODES = frozenset({"TPP301", "TPP302"})
-
-
-def disagreement(subject: Subject, diagnostic: Diagnostic) -> Diagnostic:
-    """TPP308 in place of a diagnostic of `check_heads`, where the model's own code ran."""
-    message = f"{diagnostic.message}; yet it runs"
-    return Diagnostic(code="TPP308", message=message, where=diagnostic.where, evidence=diagnostic.evidence)
+HEAD_CODES = {"TPP301": "key/value", "TPP302": "query"}
 
 
 def check_heads(subject: Subject) -> Iterator[Diagnostic]:
@@ -25,7 +20,7 @@ def check_heads(subject: Subject) -> Iterator[Diagnostic]:
     seen = set()
     for block in attention_blocks(subject.skeleton, subject.spec.config):
         for code, projections in (("TPP301", block.keys_values), ("TPP302", block.queries)):
-            cut = [projection for projection in projections if _is_cut(subject, projection)]
+            cut = [projection for projection in projections if cuts_a_head(subject, projection)]
             kind = (code, wildcard(block.name), tuple((projection.columns, projection.unit) for projection in cut))
             if cut and kind not in seen:
                 seen.add(kind)
@@ -53,24 +48,47 @@ def _any_splits(projections: Iterable[Projection], tp_size: int) -> bool:
     return any(projection.splits_a_head(tp_size) for projection in projections)
 
 
-def _is_cut(subject: Subject, projection: Projection) -> bool:
+def cuts_a_head(subject: Subject, projection: Projection) -> bool:
+    """Whether the plan shards the columns of this projection, and a rank's share is not a whole number of heads."""
     leaves = subject.style(projection.name).leaves
     return leaves is Flow.CUT and projection.splits_a_head(subject.sharding.tp_size)
 
 
 def _diagnostic(subject: Subject, code: str, block: AttentionBlock, projection: Projection) -> Diagnostic:
-    tp_size, heads = subject.sharding.tp_size, projection.heads
-    what = "key/value" if code == "TPP301" else "query"
-    share = projection.columns / tp_size
+    tp_size, heads, what = subject.sharding.tp_size, projection.heads, HEAD_CODES[code]
+    columns = projection.columns / tp_size
     rule = wildcard(projection.name)
     place = subject.place_of_rule(rule) if subject.overridden(projection.name) else Place(file=subject.spec.source.name)
     return Diagnostic(
         code=code,
-        message=f"tp_size {tp_size} does not divide {heads} {what} head{'s' * (heads != 1)}, so the forward cannot view "
-        "a rank's columns as heads",
+        message=f"tp_size {tp_size} does not divide {heads} {what} head{'s' * (heads != 1)}: each rank would get "
+        f"{_share(projection, tp_size, what)}",
         where=Place(file=place.file, line=place.line, column=place.column, rule=rule, module=wildcard(block.name)),
-        evidence=f"{_source(subject, what, heads)}; {projection.columns} columns / {tp_size} ranks = {share:g} columns a "
-        f"rank, one head needs {projection.unit}",
+        evidence=f"{_source(subject, what, heads)}; {projection.columns} columns / {tp_size} ranks = {columns:g} columns "
+        f"per rank, one head needs {projection.unit}",
+    )
+
+
+def _share(projection: Projection, tp_size: int, what: str) -> str:
+    """The heads per rank: `half a query head`, `2/3 of a query head`, `1.5 query heads`, `1 1/3 query heads`."""
+    share = Fraction(projection.columns, tp_size * projection.unit)
+    if share == Fraction(1, 2):
+        return f"half a {what} head"
+    if share < 1:
+        return f"{share} of a {what} head"
+    whole, rest = divmod(share, 1)
+    number = f"{float(share):g}" if 100 % share.denominator == 0 else f"{whole} {rest}"
+    return f"{number} {what} heads"
+
+
+def disagreement(subject: Subject, diagnostic: Diagnostic) -> Diagnostic:
+    """TPP308 instead of a TPP301 or TPP302 whose module the shapes stage ran: the model's own code decides."""
+    return Diagnostic(
+        code="TPP308",
+        message=f"tp_size {subject.sharding.tp_size} cuts {HEAD_CODES[diagnostic.code]} heads, and the model's own code runs "
+        "nevertheless",
+        where=diagnostic.where,
+        evidence=f"{diagnostic.evidence}; the shapes stage ran its forward without weights on the first and the last rank",
     )
 
 

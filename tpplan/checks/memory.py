@@ -11,7 +11,7 @@ from tpplan.model.skeleton import wildcard
 from tpplan.subject import Subject
 from tpplan.units import count, in_one_unit
 
-# A rank that holds more than this many times the ideal share is told what it holds whole.
+# A rank that holds more than this many times an even split is told what stays replicated.
 WORTH_SAYING = 1.5
 LISTED = 5
 
@@ -29,7 +29,7 @@ def bytes_per_rank(subject: Subject, local_sizes: Mapping[str, int]) -> BytesPer
 def check_replicated(
     subject: Subject, local_sizes: Mapping[str, int], entered: Collection[str] = ()
 ) -> Iterator[Diagnostic]:
-    """TPP305: what stays whole on every rank, largest first, when it is much. entered: modules that text reaches."""
+    """TPP305: what stays replicated, largest first, when it is much. entered: modules that text reaches."""
     tp_size = subject.sharding.tp_size
     share = bytes_per_rank(subject, local_sizes)
     if tp_size == 1 or share.parameters <= WORTH_SAYING * share.ideal:
@@ -48,10 +48,10 @@ def check_replicated(
     held = sum(size for name, size in local_sizes.items() if name in parameters)
     yield Diagnostic(
         code="TPP305",
-        message=f"every rank holds {count(held)} of {count(sum(p.elements for p in parameters.values()))} parameters, "
-        f"{share.parameters / share.ideal:.1f} times the ideal share at tp_size {tp_size}",
+        message=f"each rank holds {count(held)} of {count(sum(p.elements for p in parameters.values()))} parameters, "
+        f"{share.parameters / share.ideal:.1f} times an even split over {tp_size} ranks",
         where=Place(file=subject.spec.source.name),
-        evidence=f"whole on every rank: {whole} of {whole_of} ({share.whole / total:.0%}): {listed}{more}",
+        evidence=f"replicated: {whole} of {whole_of} ({share.whole / total:.0%}): {listed}{more}",
         fix=_fix(subject, next((rule for rule, _ in largest if rule.rpartition(".")[0] in entered), "")),
     )
 
@@ -66,7 +66,7 @@ def _held(subject: Subject, local_sizes: Mapping[str, int]) -> Iterator[tuple[st
 def _fix(subject: Subject, largest: str) -> str:
     """The model's own expert plan where it covers what is largest, else rules where it has none yet.
 
-    largest: of the whole parameters that text reaches, empty where there is none.
+    largest: of the replicated parameters that text reaches, empty where there is none.
     """
     experts = [rule for rule in subject.skeleton.expert_plan if largest.startswith(rule)]
     tp_size = subject.sharding.tp_size

@@ -14,7 +14,7 @@ TIE = "tie_word_embeddings"
 
 
 def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP307: tie_word_embeddings stands in the file, at the top or in the nested config, and the model does not follow."""
+    """TPP313: tie_word_embeddings stands in the file, at the top or in the nested config, and the model does not follow."""
     head = subject.skeleton.model.get_output_embeddings()
     if subject.facts is not None or head is None:
         return
@@ -25,28 +25,33 @@ def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
     for path in dict.fromkeys([(), nested]):
         said = (text_part(source.config, subject.spec.config) if path else source.config).get(TIE)
         if isinstance(said, bool) and said is not tied:
-            other = "top level of the config" if path else ".".join(nested) or "class"
+            followed = "the top level of the config" if path else ".".join(nested) or "its own class"
+            where = ".".join(path) or source.called
             yield Diagnostic(
-                code="TPP307",
-                message=f"{TIE} is {str(said).lower()} in {'.'.join(path) or source.called}, and "
-                f"{subject.skeleton.class_name} goes by the {other}: its head is {'tied' if tied else 'not tied'}",
+                code="TPP313",
+                message=f"{TIE} is {str(said).lower()} in {where} and is not followed: "
+                f"the head is {'tied' if tied else 'not tied'}",
                 where=source.place_of(*path, TIE),
-                evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as built",
+                evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as built; "
+                f"{subject.skeleton.class_name} goes by {followed}",
+                fix=f"set {TIE} to {str(tied).lower()} in {where}",
             )
 
 
 def check_architectures(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP307: architectures names another class than the one that is loaded; auto classes go by model_type."""
+    """TPP314: architectures names another class than the one that is loaded; auto classes go by model_type."""
     named = subject.spec.source.config.get("architectures")
     found = subject.skeleton.class_name
     if subject.facts is not None or not isinstance(named, list) or not named or _same(found) in map(_same, named):
         return
     listed = ", ".join(map(str, named))
     yield Diagnostic(
-        code="TPP307",
-        message=f"architectures names {listed}, and {subject.spec.auto_class} loads {found}, which was judged",
+        code="TPP314",
+        message=f"architectures does not name {found}, which is loaded and was judged",
         where=subject.spec.source.place_of("architectures"),
-        evidence=f"model_type {subject.spec.config.model_type} decides, not architectures",
+        evidence=f"architectures names {listed}; {subject.spec.auto_class} chooses by model_type, "
+        f"{subject.spec.config.model_type}",
+        fix=f"put {found} into architectures",
     )
 
 
@@ -56,7 +61,7 @@ def _same(name: object) -> str:
 
 
 def check_groups(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP113: key/value heads that do not divide the query heads that share them: no forward can group them."""
+    """TPP315: key/value heads that do not divide the query heads that share them: no forward can group them."""
     seen = set()
     for block in attention_blocks(subject.skeleton, subject.spec.config):
         heads = _ungrouped(subject, block)
@@ -66,12 +71,12 @@ def check_groups(subject: Subject) -> Iterator[Diagnostic]:
         seen.add(kind)
         queries, key_values = heads
         yield Diagnostic(
-            code="TPP113",
-            message=f"{key_values} key/value heads cannot be shared evenly by {queries} query heads, "
-            "so the model runs at no tp_size",
+            code="TPP315",
+            message=f"{queries} query heads cannot share {key_values} key/value heads evenly, so the model runs at no tp_size",
             where=Place(file=subject.spec.source.name, module=wildcard(block.name)),
             evidence=f"num_attention_heads = {queries}, num_key_value_heads = {key_values} "
             f"({text_config_place(subject.spec)}); {queries} % {key_values} = {queries % key_values}",
+            fix=f"correct num_key_value_heads in {subject.spec.source.called}",
         )
 
 

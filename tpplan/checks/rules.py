@@ -23,9 +23,7 @@ def check_plan_exists(subject: Subject) -> Iterator[Diagnostic]:
         message=f"{name} has no tensor-parallel plan, so from_pretrained raises at tp_size {subject.sharding.tp_size}",
         where=Place(file=subject.spec.source.name),
         evidence=f"{name}.tp_plan is empty in Transformers {versions().get('transformers')}",
-        fix=f"{subject.plan_command('--extend')} tries rules and writes those that pass; or write a plan file whose "
-        "overrides name the projections to cut, set base_model_tp_plan on the config class, or set _tp_plan on the model "
-        "class; or load at tp_size 1",
+        fix=f"{subject.plan_command('--extend')} tries rules and writes those that pass",
     )
 
 
@@ -39,16 +37,17 @@ def check_rule_names(subject: Subject) -> Iterator[Diagnostic]:
         if meant == wildcard(rule):
             yield Diagnostic(
                 code="TPP202",
-                message=f"rule {rule!r} names one layer and Transformers rejects it: it looks names up with `*` for numbers",
+                message="the rule names one layer, and Transformers rejects it: it looks names up with `*` for numbers",
                 where=subject.place_of_rule(rule),
-                fix=f"write {meant!r}, which holds for every layer; single layers cannot be overridden",
+                evidence=f"{rule!r}; single layers cannot be overridden",
+                fix=f"write {meant!r}, which holds for every layer",
             )
         else:
             yield Diagnostic(
                 code="TPP201",
-                message=f"rule {rule!r} matches nothing in {subject.skeleton.class_name}, and Transformers rejects it",
+                message="the rule matches no module and no parameter, and Transformers rejects it",
                 where=subject.place_of_rule(rule),
-                evidence=f"{subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the path inside it",
+                evidence=f"{rule!r}; {subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the path inside it",
                 fix=f"write {meant!r}" if meant else "remove it",
             )
 
@@ -92,14 +91,14 @@ def check_styles(subject: Subject) -> Iterator[Diagnostic]:
         nearest = difflib.get_close_matches(name, known, n=1)
         yield Diagnostic(
             code="TPP203",
-            message=f"the installed Transformers has no style {name!r}, and from_pretrained raises",
+            message="the installed Transformers has no such style, and from_pretrained raises",
             where=subject.place_of_rule(rule),
-            evidence=f"Transformers {versions().get('transformers')} has {', '.join(known)}",
+            evidence=f"{name!r}; Transformers {versions().get('transformers')} has {', '.join(known)}",
             fix=_style_fix(name, nearest[0] if nearest else None),
         )
 
 
 def _style_fix(name: str, nearest: str | None) -> str:
     if name == "replicate":
-        return "install Transformers 5.21 or newer, or use colwise_gather_output and rowwise_split_input"
-    return f"write {nearest!r}" if nearest else "use a style that it has"
+        return "install Transformers 5.21 or newer"
+    return f"write {nearest!r}" if nearest else "write one of these styles"

@@ -8,6 +8,7 @@ from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic
 from tpplan.subject import Subject
 from tpplan.targets import CUBE, Hardware, resolve
+from tpplan.units import joined
 
 SOURCE = "torch_tpu's hardware table and the slices that Google publishes"
 
@@ -34,7 +35,7 @@ def check_generation(subject: Subject) -> Iterator[Diagnostic]:
             message="no generation of TPU is named, so neither the number of devices nor their memory was checked",
             where=subject.place_of_target("device"),
             evidence="device is tpu, and this machine has no TPU to take the generation from",
-            fix=f"name it: --device {' | '.join(device for device in Device if device.startswith('tpu-'))}",
+            fix=f"give --device {joined((device for device in Device if device.startswith('tpu-')), 'or')}",
         )
 
 
@@ -43,10 +44,10 @@ def check_training_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
     if subject.training and subject.device.startswith("tpu"):
         yield Diagnostic(
             code="TPP322",
-            message="training on TPU is still being integrated into Transformers, so gradients that are right on cpu do not "
-            "show that it trains",
+            message="training on TPU is still being integrated into Transformers, so nothing here shows that it trains",
             where=subject.place_of_target("purpose"),
             evidence="the Transformers guide to TPU lists it under its limits",
+            fix="run `tpplan verify --purpose training` on the TPU host: it runs a backward there",
         )
 
 
@@ -73,9 +74,8 @@ def _several_hosts(subject: Subject, hardware: Hardware) -> Diagnostic:
         where=subject.place_of_target("tp_size"),
         evidence=f"{_counts(hardware)} ({SOURCE}){_detected(subject, hardware)}",
         fix=f"on each host set TPU_WORKER_HOSTNAMES (all {hosts}, comma-separated), JOB_COMPLETION_INDEX (0 to "
-        f"{hosts - 1}) and TORCH_TPU_TOPOLOGY={topology}; tpplan launch --device tpu --print-env then prints NNODES, "
-        f"NODE_RANK, MASTER_ADDR and MASTER_PORT for torchrun's --nnodes, --node_rank, --master_addr and --master_port, "
-        f"with --nproc_per_node={each}",
+        f"{hosts - 1}) and TORCH_TPU_TOPOLOGY={topology}, then give tpplan launch --nproc_per_node={each} the options "
+        "--nnodes, --node_rank, --master_addr and --master_port with what tpplan launch --device tpu --print-env prints",
     )
 
 

@@ -18,10 +18,10 @@ def check_gathered_widths(subject: Subject) -> Iterator[Diagnostic]:
         place = subject.place_of_rule(rule) if rule in subject.sharding.overrides else Place(rule=rule)
         yield Diagnostic(
             code="TPP309",
-            message=f"the {width} columns of {rule} do not divide by tp_size {subject.sharding.tp_size}, and sharding raises",
+            message=f"tp_size {subject.sharding.tp_size} does not divide the {width} columns of the gathered output, and sharding raises",
             where=Place(file=place.file or subject.spec.source.name, line=place.line, column=place.column, rule=rule),
-            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards",
-            fix="install Transformers 5.21 or newer, which takes uneven ones",
+            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards, 5.21 does not",
+            fix="install Transformers 5.21 or newer",
         )
 
 

@@ -70,7 +70,7 @@ def explain(
         said = f"there is no code {code!r}; the codes are {', '.join(sorted(CODES))}"
         raise typer.BadParameter(said, param_hint="CODE")
     entry = CODES[number]
-    write(f"{number} {entry.slug} ({entry.severity}): {entry.title}\n\n{entry.page}\n")
+    write(f"{number} {entry.slug} ({entry.severity}): {entry.title}\n\n{entry.text()}\n")
     return 0
 
 

@@ -8,116 +8,167 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP901": error(
         "environment",
         "a package is missing, too old, or has moved",
-        "tpplan needs torch and a Transformers from 5.19, with the internals that it names at its door.",
+        meaning="tpplan needs torch and a Transformers from 5.19, with the internals that it uses.",
+        reason="Nothing can be judged without them.",
+        example="A broken installation shows it: an environment without torch.",
+        action="Install what the fix names. `tpplan doctor` shows all packages.",
     ),
     "TPP902": error(
         "hub-unreachable",
         "the config could not be fetched from the hub",
-        "There is no network, the id does not exist, or access needs a token. Give a directory with a config.json, or "
-        "fetch the config once with `hf download ID config.json`.",
+        meaning="There is no network, the id does not exist, or access needs a token.",
+        reason="Without its config nothing is known about the model.",
+        example="tpplan check example/no-such-model --tp-size 4",
+        action="Give a directory with a config.json, or fetch the config once with `hf download ID config.json`.",
     ),
     "TPP910": error(
         "torch-tpu-missing",
         "torch_tpu is not installed",
-        "A device of the TPU family was asked for. torch_tpu brings PyTorch's `tpu` device; without it every rank "
-        "would run on CPU without a word.",
+        meaning="A device of the TPU family was asked for, and torch_tpu, which brings PyTorch's `tpu` device, is missing.",
+        reason="Every rank would run on CPU without a message.",
+        example="A machine without torch_tpu shows it: `tpplan doctor --device tpu`.",
+        action="Install torch_tpu.",
     ),
     "TPP911": error(
         "no-tpu-chip",
         "there is no TPU chip",
-        "torch_tpu loads and sees no chip on this machine (it looks at the PCI bus and /dev/vfio). Inside a container "
-        "the devices must be passed through.",
+        meaning="torch_tpu looks at the PCI bus and /dev/vfio, and sees no chip on this machine.",
+        reason="No rank can be launched on TPU here.",
+        example="A machine without a TPU shows it: `tpplan doctor --device tpu`.",
+        action="Run it on a TPU host. Inside a container, pass the devices through.",
     ),
     "TPP912": error(
         "tpu-launch-environment",
         "torch_tpu cannot prepare a launch",
-        "Before ranks start, torch.tpu.distributed.set_tpu_launch_env() must set what they agree on. It, or loading "
-        "torch_tpu, raised. On several hosts it reads TPU_WORKER_HOSTNAMES (all hosts, comma-separated, the same on "
-        "each), JOB_COMPLETION_INDEX (this host, from 0) and TORCH_TPU_TOPOLOGY (the whole slice, such as 2x4).",
+        meaning="Before ranks start, torch.tpu.distributed.set_tpu_launch_env() must set what they agree on. It, or loading "
+        "torch_tpu, raised. On several hosts it reads TPU_WORKER_HOSTNAMES (all hosts, comma-separated, the same on each), "
+        "JOB_COMPLETION_INDEX (this host, from 0) and TORCH_TPU_TOPOLOGY (the complete slice, such as 2x4).",
+        reason="Ranks without these variables do not find each other.",
+        example="A TPU host shows it: `tpplan launch --device tpu` with a torch_tpu whose native library does not load.",
+        action="Correct the variable that the evidence names.",
     ),
     "TPP913": error(
         "launcher-failed",
         "torchrun did not start the ranks, or lost them",
-        "The evidence is the end of torchrun's own output. With several hosts, all must be given the same endpoint, "
-        "and be able to reach it.",
+        meaning="torchrun ended before the ranks had finished; the evidence is the end of its own output.",
+        reason="The launch did not finish, so nothing is known about the plan.",
+        example="Real ranks show it, under `tpplan verify`: a rendezvous endpoint that no host listens on.",
+        action="Correct what the evidence names. With several hosts, give all the same endpoint, which each can reach.",
     ),
     "TPP920": error(
         "requirement-not-met",
         "a package is missing or outside a range that another asks for",
-        "The ranges are those in the metadata of the installed packages, as pip reads them: what a package requires "
-        "always, and its optional integration with a package that happens to be installed. pip keeps them when it "
-        "installs, and breaks them when another package is installed later or without its dependencies.",
+        meaning="The ranges are those in the metadata of the installed packages, as pip reads them: what a package requires "
+        "always, and its optional integration with a package that happens to be installed.",
+        reason="pip keeps the ranges when it installs, and breaks them when another package is installed later or without "
+        "its dependencies. Packages outside them fail in places that do not name the cause.",
+        example="A machine shows it, under `tpplan doctor`: a tokenizers newer than Transformers asks for.",
+        action="Run the pip command of the fix.",
     ),
     "TPP921": error(
         "no-native-library",
         "torch_tpu ships no native library for the installed torch",
-        "torch_tpu has a set of libraries for each torch release that broke its binary interface, and loads the newest "
-        "set that is not newer than torch. Before the oldest there is none, and `import torch` raises.",
+        meaning="torch_tpu has a set of libraries for each torch release that broke its binary interface, and loads the "
+        "newest set that is not newer than torch. The installed torch is older than all of them.",
+        reason="`import torch` raises.",
+        example="A machine shows it, under `tpplan doctor --device tpu`: a torch older than torch_tpu supports.",
+        action="Install a torch release of the range in the fix.",
     ),
     "TPP922": error(
         "import-breaks",
         "torch, Transformers or torch_tpu does not import",
-        "A child process imported it and raised, ended, or did not answer in time; the evidence is its last word. torch "
-        "loads torch_tpu by itself, so a torch_tpu that is broken breaks `import torch`, on cpu too; "
-        "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps it out.",
+        meaning="A child process imported it and raised, ended, or did not answer in time; the evidence is its last output.",
+        reason="torch loads torch_tpu by itself, so a torch_tpu that is broken breaks `import torch`, on cpu too.",
+        example="A machine shows it, under `tpplan doctor`: a torch whose native libraries are missing.",
+        action="Install the package anew. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch_tpu out.",
     ),
     "TPP923": error(
         "chips-not-usable",
         "the chips of this machine are not the ones that torch can use",
-        "torch_tpu counts the TPUs on the PCI bus that /dev/vfio exposes. Ranks need as many as torch.accelerator sees, "
-        "in a number for which torch_tpu knows a topology.",
+        meaning="torch_tpu finds the TPUs on the PCI bus that /dev/vfio exposes. torch.accelerator sees another number, or "
+        "one for which torch_tpu knows no topology.",
+        reason="A launch with one rank per chip fails.",
+        example="A machine shows it, under `tpplan doctor`: a container that gets three of four chips.",
+        action="Pass all devices of the host through, or a number for which there is a topology.",
     ),
     "TPP924": error(
         "chip-held",
         "another process holds a chip",
-        "A chip serves one process at a time. One that a finished launch left behind keeps the next one from starting, "
-        "or makes it wait. Processes are found by their open files and by libtpu's lock, /tmp/libtpu_lockfile.",
+        meaning="Processes that hold a chip are found by their open files and by libtpu's lock, /tmp/libtpu_lockfile.",
+        reason="A chip serves one process at a time. One that a finished launch left behind keeps the next one from "
+        "starting, or makes it wait.",
+        example="A machine shows it, under `tpplan doctor`: a launch that still runs.",
+        action="End the process that the fix names, or remove the lock of another user.",
     ),
     "TPP925": error(
         "rank-variables-left",
         "the environment says that this process is a rank, and no launcher is there",
-        "RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE is set without torchrun's TORCHELASTIC_RUN_ID. A process "
-        "that loads a sharded model with them waits for ranks that nobody started.",
+        meaning="RANK, LOCAL_RANK, WORLD_SIZE or LOCAL_WORLD_SIZE is set without torchrun's TORCHELASTIC_RUN_ID.",
+        reason="A process that loads a sharded model with them waits for ranks that nobody started.",
+        example="A machine shows it: `RANK=0 tpplan doctor`.",
+        action="Unset the variables.",
     ),
     "TPP926": error(
         "launch-variables-at-odds",
         "the variables of the TPU launch contradict each other",
-        "set_tpu_launch_env overwrites nothing that is set: variables of an earlier launch, of another topology or of "
-        "other hosts go into the next one, which then raises or waits for ever.",
+        meaning="Variables of an earlier launch, of another topology or of other hosts are set.",
+        reason="set_tpu_launch_env overwrites nothing that is set, so they go into the next launch, which then raises or "
+        "waits for ever.",
+        example="A machine shows it, under `tpplan doctor`: a TORCH_TPU_TOPOLOGY of another number of chips than its "
+        "addresses.",
+        action="Unset the variables of the earlier launch, or set them alike on every host.",
     ),
     "TPP927": error(
         "torch-tpu-kept-out",
         "torch is told not to load torch_tpu",
-        "TORCH_DEVICE_BACKEND_AUTOLOAD is neither unset nor 1. torch then has no tpu device, whatever is installed.",
+        meaning="TORCH_DEVICE_BACKEND_AUTOLOAD is neither unset nor 1.",
+        reason="torch then has no tpu device, whatever is installed.",
+        example="A machine shows it: `TORCH_DEVICE_BACKEND_AUTOLOAD=0 tpplan doctor --device tpu`.",
+        action="Unset the variable.",
     ),
     "TPP928": warning(
         "tcmalloc-missing",
         "tcmalloc is not the allocator",
-        "torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds locks; "
-        "torch_tpu warns of it on import. Preload tcmalloc before Python starts.",
+        meaning="The process runs with glibc's malloc; torch_tpu warns of it on import.",
+        reason="torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds locks, so "
+        "its threads wait.",
+        example="A machine shows it, under `tpplan doctor --device tpu`: no LD_PRELOAD.",
+        action="Preload tcmalloc before Python starts, as the fix shows.",
     ),
     "TPP929": error(
         "hub-kernels-incomplete",
         "kernels from the hub cannot run on TPU",
-        "The kernels library has TPU kernels from 0.17; they wrap JAX and Pallas, so jax must be installed.",
+        meaning="The kernels library is installed, and is older than 0.17 or has no jax beside it.",
+        reason="It has TPU kernels from 0.17; they wrap JAX and Pallas, so they need jax.",
+        example="A machine shows it, under `tpplan doctor --device tpu`: kernels without jax.",
+        action="Run the pip command of the fix.",
     ),
     "TPP930": error(
         "port-taken",
         "a port that the launch needs cannot be listened on",
-        "Ranks meet at MASTER_PORT (29500 unless set), torch_tpu's processes at the ports in "
-        "TORCH_TPU_SLICEBUILDER_ADDRESSES, from TORCH_TPU_BASE_PORT (8070) on where there are several hosts.",
+        meaning="Ranks meet at MASTER_PORT (29500 unless set), torch_tpu's processes at the ports in "
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES, from TORCH_TPU_BASE_PORT (8070) on where there are several hosts. One of these is "
+        "taken, or no port.",
+        reason="The launch raises, or its ranks talk to another process.",
+        example="A machine shows it, under `tpplan doctor`: another launch that listens on port 29500.",
+        action="Give the port of the fix.",
     ),
     "TPP931": error(
         "memory-too-small",
         "a process for each device does not fit into memory",
-        "The memory that is free, of the machine or of this container if less, is below what processes need that have "
-        "imported torch and Transformers, one for each device. A model comes on top.",
+        meaning="The memory that is free, of the machine or of this container if less, is below what processes need that "
+        "have imported torch and Transformers, one for each device. A model comes in addition.",
+        reason="The launch would make the kernel kill a process.",
+        example="A machine shows it, under `tpplan doctor`: a container with 1 GiB for 8 devices.",
+        action="End other processes, or raise the container's limit.",
     ),
     "TPP932": error(
         "chip-variables-left",
         "variables of libtpu are left over from another process",
-        "torch_tpu's native code sets TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS and the like for each rank. Set for all "
-        "processes, as JAX users do by hand, they make ranks see other chips. TPU_LIBRARY_PATH, when set, replaces the "
-        "path of the installed libtpu.",
+        meaning="TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS or the like is set for all processes, as JAX users do by hand, or "
+        "TPU_LIBRARY_PATH, which replaces the path of the installed libtpu, names no file.",
+        reason="torch_tpu's native code sets them for each rank; values that are there already make ranks see other chips.",
+        example="A machine shows it: `TPU_VISIBLE_CHIPS=0 tpplan doctor --device tpu`.",
+        action="Unset the variables.",
     ),
 }

@@ -29,10 +29,10 @@ def find_auto_class(source: Source, config: Any, requested: str | None, trust_re
     if not fitting:
         raise source.refused(
             code="TPP115",
-            message=f"no auto class that tpplan tries loads {type(config).__name__}",
+            message=f"no auto class that tpplan tries loads {type(config).__name__}, so there is no model to judge",
             where=Place(file=source.config_file or source.name),
             evidence="tried " + ", ".join(AUTO_CLASSES),
-            fix="name the auto class with --auto-class",
+            fix="name another auto class with --auto-class",
         )
     named = config_value(config, "architectures")
     architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
@@ -55,8 +55,9 @@ def _check_auto_class(source: Source, config: Any, name: str, trust_remote_code:
     if not _classes_for(name, config) and name not in remote:
         raise source.refused(
             code="TPP115",
-            message=f"{name} does not load {type(config).__name__}",
+            message=f"{name} does not load {type(config).__name__}, so there is no model to judge",
             where=Place(file=source.config_file or source.name),
+            evidence=f"the model mapping of {name} has no {type(config).__name__}",
             fix="leave --auto-class out, and it is found from the config",
         )
     return name

@@ -25,10 +25,11 @@ from tpplan.model.quantization.scheme import Scheme
 from tpplan.model.quantization.values import Malformed
 from tpplan.model.quiet import quiet
 from tpplan.source import CONFIG_NAME, Source
-from tpplan.units import one_line
+from tpplan.units import first_few, joined, one_line
 
 # Values without which a config describes no particular model; the class default would be another model's.
 DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+DTYPE_KEYS = ("dtype", "torch_dtype")  # the name of today, and that of older configs
 MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
 
 
@@ -60,7 +61,7 @@ def load_spec(
 ) -> ModelSpec:
     """The spec of the model in `source`.
 
-    Raises InputError: TPP111 to TPP115 when Transformers cannot load this config, TPP130 for an auto class that
+    Raises InputError: TPP111 to TPP122 when Transformers cannot load this config, TPP130 for an auto class that
     does not exist.
     """
     raw = without_quantization(source.config)
@@ -190,12 +191,16 @@ def _build_config(source: Source, raw: dict, trust_remote_code: bool) -> Any:
             code="TPP112",
             message="the config has no model_type, so Transformers cannot tell which model it is",
             where=place,
+            evidence=f"its keys are {first_few(sorted(raw), 5) or 'none'}",
             fix=f"put model_type into {source.called}",
         )
     known = _known_model_types()
     if model_type not in known:
         raise _unknown_type(source, source.place_of("model_type"), model_type, known, bool(auto_map))
     refuse_odd_counts(source, raw)
+    for key in DTYPE_KEYS:
+        if isinstance(raw.get(key), str):
+            _dtype_name(source, key, raw[key])
     try:
         return read_config(raw)
     except Exception as error:  # config classes validate with exceptions of many kinds
@@ -224,9 +229,10 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
     if has_code:
         return source.refused(
             code="TPP114",
-            message=f"model_type {model_type!r} is not in the installed Transformers and the model brings its own code",
+            message="the model brings its own code, which is not run unasked, and Transformers does not know its type",
             where=place,
-            evidence="auto_map names " + ", ".join(sorted(map(str, remote_code(source.config).values()))[:3]),
+            evidence=f"model_type is {model_type!r}; auto_map names "
+            + ", ".join(sorted(map(str, remote_code(source.config).values()))[:3]),
             fix="read that code, then give --trust-remote-code",
         )
     nearest = difflib.get_close_matches(str(model_type), known, n=1)
@@ -234,19 +240,29 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
 
     return source.refused(
         code="TPP111",
-        message=f"the installed Transformers has no model_type {model_type!r}",
+        message="the installed Transformers does not know this model_type, so it loads no such model",
         where=place,
-        evidence=f"Transformers {versions().get('transformers')} knows {len(known)} model types",
-        fix=f"did you mean {nearest[0]!r}?" if nearest else "install a Transformers release that has it",
+        evidence=f"model_type is {model_type!r}; Transformers {versions().get('transformers')} knows {len(known)} model types",
+        fix=f"write {nearest[0]!r}" if nearest else "install a Transformers release that has it",
     )
 
 
 def _rejected(source: Source, place: Place, error: Exception) -> InputError:
     return source.refused(
         code="TPP113",
-        message="no model can be built from this config",
+        message="Transformers refuses the config, so no model can be built",
         where=place,
         evidence=one_line(error),
+        fix=f"correct the value in {source.called}",
+    )
+
+
+def _out_of_range(source: Source, field: str, value: int, limit: str) -> InputError:
+    return source.refused(
+        code="TPP119",
+        message=f"{field} is {value}, must be {limit}, so no model can be built",
+        where=source.place_of(field),
+        evidence=f"{field} = {value}",
         fix=f"correct the value in {source.called}",
     )
 
@@ -255,11 +271,11 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
     layers = config_value(text_config(config), "num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:
-        raise _rejected(source, source.place_of("num_hidden_layers"), ValueError(f"{layers} hidden layers"))
+        raise _out_of_range(source, "num_hidden_layers", layers, f"at most {MAX_LAYERS}")
     for field in DECIDING_FIELDS:
         value = config_value(config, field)
         if isinstance(value, int) and value < 1:
-            raise _rejected(source, source.place_of(field), ValueError(f"{field} is {value}"))
+            raise _out_of_range(source, field, value, "at least 1")
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map
@@ -273,10 +289,11 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     if missing:
         raise source.refused(
             code="TPP112",
-            message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} are another model's",
+            message=f"the config lacks {len(missing)} size{'s' * (len(missing) > 1)}, and the defaults of the class are "
+            "another model's",
             where=Place(file=source.config_file or source.name),
-            evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
-            fix=f"put the model's own values into {source.called}",
+            evidence=", ".join(f"{type(config).__name__}.{name} = {config_value(config, name)}" for name in missing),
+            fix=f"put {joined(missing)} into {source.called}",
         )
 
 
@@ -286,8 +303,13 @@ def _require_text_config(source: Source, config: Any) -> None:
     if hasattr(type(text), "sub_configs"):
         return
     key = next((key for key in source.config if config_value(config, key) is text), "text_config")
-    said = f"{type(config).__name__} has no nested configs, and Transformers takes {key} for one"
-    raise _rejected(source, source.place_of(key), ValueError(said))
+    raise source.refused(
+        code="TPP122",
+        message=f"Transformers takes {key} for the config of a language model, and it is none",
+        where=source.place_of(key),
+        evidence=f"{type(config).__name__} has no nested configs; its get_text_config() returns {key}",
+        fix=f"remove {key} from {source.called}",
+    )
 
 
 def _refuse_traps(source: Source, raw: dict, config: Any) -> None:
@@ -320,9 +342,21 @@ def _dtype_of(source: Source, config: Any) -> str:
     """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
     import torch
 
-    dtype = _named_dtype(config) or torch.float32
+    key = next((key for key in DTYPE_KEYS if key in source.config), DTYPE_KEYS[0])
+    return _dtype_name(source, key, _named_dtype(config) or torch.float32)
+
+
+def _dtype_name(source: Source, key: str, dtype: Any) -> str:
+    """The name of a dtype of torch. Raises InputError (TPP121) for a value that is none, at its key in the config."""
+    import torch
+
     name = str(dtype).removeprefix("torch.")
-    if not isinstance(getattr(torch, name, None), torch.dtype):
-        key = next((key for key in ("dtype", "torch_dtype") if key in source.config), "dtype")
-        raise _rejected(source, source.place_of(key), ValueError(f"{key} is {dtype!r}, which is no dtype of torch"))
-    return name
+    if isinstance(getattr(torch, name, None), torch.dtype):
+        return name
+    raise source.refused(
+        code="TPP121",
+        message="the config names a dtype that torch does not have, so the parameters have no dtype",
+        where=source.place_of(key),
+        evidence=f"{key} = {json.dumps(dtype, default=str)}",
+        fix=f"write a dtype of torch into {source.called}, such as bfloat16",
+    )

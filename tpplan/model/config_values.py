@@ -40,7 +40,7 @@ def config_value(config: Any, name: str) -> Any:
 
 
 def refuse_odd_counts(source: Source, raw: dict) -> None:
-    """Raise InputError (TPP113) for every number of heads, nested ones included, that is no whole number above 0.
+    """Raise InputError (TPP117) for every number of heads, nested ones included, that is no whole number above 0.
 
     raw: the config as it was parsed. Lists (one number a layer or a stage) and null are left to Transformers.
     """
@@ -54,7 +54,7 @@ def refuse_odd_counts(source: Source, raw: dict) -> None:
         raise source.refused(
             *(
                 Diagnostic(
-                    code="TPP113",
+                    code="TPP117",
                     message=f"{keys[-1]} is {_kind(value)}, must be a whole number of heads, so no model can be built",
                     where=source.place_of(*keys),
                     evidence=f"{'.'.join(map(str, keys))} = {json.dumps(value)}",
@@ -84,10 +84,9 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
             *(
                 Diagnostic(
                     code="TPP112",
-                    message=f"{cls} does not read {name}, and its own {field} is not in the config, "
-                    "so another model would be judged",
+                    message=f"{name} is not read, and {field} is not in the config: it would be another model",
                     where=source.place_of(*path, name),
-                    evidence=f"{name} = {json.dumps(raw[name])}; {cls}.{field} is {used[field]}",
+                    evidence=f"{name} = {json.dumps(raw[name])}; {cls} does not read it, and its {field} is {used[field]}",
                     fix=f"put {field} into {source.called}",
                 )
                 for name, value, field in odd
@@ -96,7 +95,7 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
 
 
 def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) -> None:
-    """Raise InputError (TPP113) for two names of one value that give it different values: one would silently win.
+    """Raise InputError (TPP118) for two names of one value that give it different values: one would silently win.
 
     Arguments as in `refuse_unread_counts`.
     """
@@ -106,12 +105,12 @@ def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) ->
         raise source.refused(
             *(
                 Diagnostic(
-                    code="TPP113",
-                    message=f"{alias} and {name} are two names of one value and differ, so one would silently win",
+                    code="TPP118",
+                    message=f"{alias} and {name} are two names of one value and differ, so one is silently dropped",
                     where=source.place_of(*path, name),
                     evidence=f"{alias} = {json.dumps(raw[alias])}, {name} = {json.dumps(raw[name])} "
                     f"({type(config).__name__}.attribute_map)",
-                    fix="keep the one that is right",
+                    fix=f"remove the wrong one of the two from {source.called}",
                 )
                 for alias, name in odd
             )

@@ -94,6 +94,9 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
                 message=f"{spec.auto_class} cannot build the model from this config, and from_pretrained would raise too",
                 where=Place(file=spec.source.name),
                 evidence=one_line(error),
+                fix="install the package that the error names"
+                if isinstance(error, ImportError)
+                else f"correct the value in {spec.source.called}",
             ),
             model=spec.source.name,
         ) from error
