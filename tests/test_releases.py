@@ -17,7 +17,8 @@ from tests.test_main_job import write_safetensors
 from tpplan import PlanError, Report
 from tpplan.choices import Depth
 from tpplan.diagnostics import Status, Verdict
-from tpplan.model.internals import internals, transformers_version
+from tpplan.model.internals import internals
+from tpplan.model.releases import transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.stages.judge import judge
 from tpplan.stages.shapes import Phase, run_shapes

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
+from tpplan.model.releases import STYLES_SINCE, install
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.subject import Subject
 
@@ -100,6 +101,7 @@ def check_styles(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _style_fix(name: str, nearest: str | None) -> str:
-    if name == "replicate":
-        return "install Transformers 5.21 or newer, or use colwise_gather_output and rowwise_split_input"
+    if name in STYLES_SINCE:
+        instead = ", or use colwise_gather_output and rowwise_split_input" if name == "replicate" else ""
+        return install(STYLES_SINCE[name]) + instead
     return f"write {nearest!r}" if nearest else "use a style that it has"

@@ -1,11 +1,12 @@
-"""TPP309: a gathered output that does not divide by tp_size, which Transformers refused before 5.21."""
+"""TPP309: a gathered output that does not divide by tp_size, which older releases of Transformers refuse."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.internals import has_uneven_gather, versions
+from tpplan.model.internals import versions
+from tpplan.model.releases import UNEVEN_GATHER, has_uneven_gather, install
 from tpplan.model.skeleton import wildcard
 from tpplan.subject import Subject
 
@@ -21,7 +22,7 @@ def check_gathered_widths(subject: Subject) -> Iterator[Diagnostic]:
             message=f"the {width} columns of {rule} do not divide by tp_size {subject.sharding.tp_size}, and sharding raises",
             where=Place(file=place.file or subject.spec.source.name, line=place.line, column=place.column, rule=rule),
             evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards",
-            fix="install Transformers 5.21 or newer, which takes uneven ones",
+            fix=f"{install(UNEVEN_GATHER)}, which takes uneven ones",
         )
 
 

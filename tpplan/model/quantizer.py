@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tpplan.model.config import ModelSpec
-from tpplan.model.internals import internals, transformers_version
+from tpplan.model.internals import internals
 from tpplan.model.quantization import Layout, Quantized, Scheme
 from tpplan.model.quantization_config import BITSANDBYTES, COMPRESSED, FP8
+from tpplan.model.releases import MEASURED_UP_TO, transformers_version
 
-MEASURED_UP_TO = (5, 24)  # the newest Transformers for which the failures of this module were run
 FUSED = ("gate_up_proj",)  # two projections of the checkpoint in one parameter of fused experts
 PLAIN = re.compile(r"[\w.-]*")  # a pattern without any character that a regular expression would read as more than one
 
