@@ -19,7 +19,7 @@ from tpplan.model.config_values import (
     refuse_odd_counts,
     refuse_unread_counts,
 )
-from tpplan.model.internals import environment_error
+from tpplan.model.internals import environment_error, versions
 from tpplan.model.quantization import Scheme
 from tpplan.model.quantization_config import Malformed, read_scheme
 from tpplan.model.quiet import quiet
@@ -65,6 +65,7 @@ def load_spec(
     raw = without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
     _require_text_config(source, config)
+    _refuse_impossible_values(source, config)
     _require_deciding_fields(source, raw, config)
     _refuse_traps(source, raw, config)
     quantization_config = _quantization_of(source.config, config)
@@ -89,7 +90,7 @@ def text_config(config: Any) -> Any:
 
 
 def text_config_place(spec: ModelSpec) -> str:
-    """Where the language model's values stand, as people call it: `config.json`, a plan's config, or the nested config."""
+    """Where the language model's values stand, as people say: `config.json`, a plan's config, or the nested config."""
     return text_config_name(spec.config) or spec.source.called
 
 
@@ -229,8 +230,6 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
             fix="read that code, then give --trust-remote-code",
         )
     nearest = difflib.get_close_matches(str(model_type), known, n=1)
-    from tpplan.model.internals import versions
-
     return source.refused(
         code="TPP111",
         message=f"the installed Transformers has no model_type {model_type!r}",
@@ -250,8 +249,7 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
     )
 
 
-def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
-    """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
+def _refuse_impossible_values(source: Source, config: Any) -> None:
     layers = config_value(text_config(config), "num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise _rejected(source, source.place_of("num_hidden_layers"), ValueError(f"{layers} hidden layers"))
@@ -259,6 +257,10 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
         value = config_value(config, field)
         if isinstance(value, int) and value < 1:
             raise _rejected(source, source.place_of(field), ValueError(f"{field} is {value}"))
+
+
+def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
+    """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map
@@ -272,7 +274,8 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     if missing:
         raise source.refused(
             code="TPP112",
-            message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} are another model's",
+            message=f"the config has no {', '.join(missing)}, and the defaults of {type(config).__name__} "
+            "are another model's",
             where=Place(file=source.config_file or source.name),
             evidence=", ".join(f"the default of {name} is {config_value(config, name)}" for name in missing),
             fix=f"put the model's own values into {source.called}",
