@@ -12,8 +12,8 @@ from tests.support import configs
 from tests.support.subjects import miniature, subject
 from tpplan import checks
 from tpplan.diagnostics import Diagnostic
-from tpplan.model.internals import transformers_version
 from tpplan.model.ranks import fake_rank
+from tpplan.model.releases import transformers_version
 from tpplan.model.skeleton import Sharding, build_on_meta, shard
 from tpplan.planner.proposals import share_experts
 from tpplan.planner.remedy import with_fixes

@@ -10,7 +10,7 @@ import tpplan
 from tests.support import configs
 from tests.support.subjects import rules, subject
 from tpplan.cli import main
-from tpplan.model.internals import transformers_version
+from tpplan.model.releases import transformers_version
 from tpplan.planner import extend
 from tpplan.planner.extend import Whole, extended, whole_layers
 from tpplan.planner.repair import Repair, repair

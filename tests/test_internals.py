@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -12,6 +14,8 @@ from tests.support import configs
 from tpplan.diagnostics import PlanError
 from tpplan.model import internals as door
 from tpplan.model.internals import ARGUMENTS, MEMBERS, PROBES, internals
+from tpplan.model.releases import OLDEST, STYLES_SINCE, dotted, transformers_version
+from tpplan.model.skeleton import known_styles
 
 members = [(name, member) for name, names in MEMBERS.items() for member in names]
 arguments = [(called, argument) for called, names in ARGUMENTS.items() for argument in names]
@@ -40,6 +44,16 @@ def test_the_signatures_are_the_ones_that_are_called() -> None:
     assert list(inspect.signature(known.style_of).parameters) == ["parameter_name", "plan", "is_weight"]
     assert "distributed_config" in inspect.signature(known.mixin.prepare_distribute_model).parameters
     assert len(inspect.signature(known.mixin.maybe_distribute_model).parameters) == 3
+
+
+def test_the_oldest_release_is_the_one_that_is_asked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"transformers>={dotted(OLDEST)}" in project["dependencies"]
+
+
+@pytest.mark.parametrize("style", STYLES_SINCE)
+def test_a_style_is_there_since_the_release_that_is_named(style: str) -> None:
+    assert (style in known_styles()) is (transformers_version() >= STYLES_SINCE[style])
 
 
 class TestTakenAway:
@@ -103,6 +117,13 @@ class TestTakenAway:
         assert printed.out.startswith("error TPP901 environment: ")
         assert "transformers.distributed.tensor_parallel.moved_away" in printed.out
         assert printed.err == ""
+
+    def test_an_old_release_is_to_be_replaced(self, unprobed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(PROBES, "wildcard", ("not_there_yet", ("transformers.distributed.tensor_parallel",)))
+        monkeypatch.setattr(door, "transformers_version", lambda: (5, 18, 2))
+        with pytest.raises(PlanError) as caught:
+            internals()
+        assert caught.value.report.diagnostics[0].fix == "install Transformers 5.19 or newer"
 
     def test_is_said_before_the_model_is_blamed(
         self, unprobed: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path

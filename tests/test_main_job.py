@@ -22,7 +22,7 @@ from tpplan import InputError, PlanError, Report
 from tpplan.checks import ties, widths
 from tpplan.cli import main
 from tpplan.diagnostics import Diagnostic, Status, Verdict
-from tpplan.model.internals import has_uneven_gather, transformers_version
+from tpplan.model.releases import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.file import read_plan

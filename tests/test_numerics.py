@@ -22,7 +22,7 @@ from tpplan.miniature.shrink import shrink
 from tpplan.miniature.widths import Hidden, Size, Towers
 from tpplan.model.config import config_value, text_config
 from tpplan.model.errors import out_of_memory
-from tpplan.model.internals import has_uneven_gather, transformers_version
+from tpplan.model.releases import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.stages import load
 from tpplan.stages import numerics as numerics_stage

@@ -17,8 +17,8 @@ from tests.support.subjects import model, rules
 from tests.test_styles import sharded
 from tpplan.checks.rules import check_rule_names, check_styles
 from tpplan.diagnostics import Verdict
-from tpplan.model.internals import has_uneven_gather, transformers_version
 from tpplan.model.ranks import fake_rank
+from tpplan.model.releases import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, build_on_meta, known_styles, shard, style_of, wildcard
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.file import parse_plan

@@ -16,7 +16,8 @@ from tests.support.subjects import rules, subject
 from tests.test_main_job import write_safetensors
 from tpplan import PlanError, Report
 from tpplan.diagnostics import Status, Verdict
-from tpplan.model.internals import internals, transformers_version
+from tpplan.model.internals import internals
+from tpplan.model.releases import transformers_version
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.stages.full_size import Phase, run_shapes
 from tpplan.stages.judge import judge

@@ -11,7 +11,7 @@ from tests.support import configs
 from tests.support.subjects import rules, subject
 from tpplan.checks.heads import dividing_sizes
 from tpplan.diagnostics import Report, Stage, Status
-from tpplan.model.internals import transformers_version
+from tpplan.model.releases import transformers_version
 from tpplan.planner import remedy, repair
 from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
 from tpplan.stages.bench import Bench

@@ -10,9 +10,10 @@ from tpplan.checks.scales import Spread, spread
 from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
-from tpplan.model.quantization import MEASURED_UP_TO, is_known, is_measured, method_of, quantized_weights
+from tpplan.model.quantization import is_known, is_measured, method_of, quantized_weights
 from tpplan.model.quantization.method import Failure
 from tpplan.model.quantization.scheme import Quantized, Scheme
+from tpplan.model.releases import FP8_KEEPS_THE_PLAN, MEASURED_UP_TO, dotted, install
 from tpplan.model.skeleton import style_of, wildcard
 from tpplan.styles import style
 from tpplan.subject import Subject
@@ -86,7 +87,7 @@ def _sharding_findings(subject: Subject, scheme: Scheme, failures: dict[Weight, 
     if failure and is_measured():
         yield _not_shardable(subject, scheme, list(failures), failure)
     elif failure or (scheme.described and not is_measured()):
-        newest = ".".join(map(str, MEASURED_UP_TO))
+        newest = dotted(MEASURED_UP_TO)
         yield _not_proven(subject, scheme, f"Transformers newer than {newest} was not tried")
     elif not scheme.described:
         yield _not_proven(subject, scheme, f"tpplan does not know how {scheme.method} stores weights")
@@ -209,7 +210,7 @@ def _dropped(subject: Subject, rules: tuple[str, ...]) -> Diagnostic:
         f"{', '.join(rules)}; update_tp_plan in quantizers/quantizer_finegrained_fp8.py of Transformers "
         f"{versions().get('transformers')}"
     )
-    return _of_config(subject, "TPP337", message, evidence, "pip install 'transformers>=5.22'")
+    return _of_config(subject, "TPP337", message, evidence, install(FP8_KEEPS_THE_PLAN))
 
 
 def _not_proven(subject: Subject, scheme: Scheme, reason: str) -> Diagnostic:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.model.internals import versions
+from tpplan.model.releases import STYLES_SINCE, install
 from tpplan.model.skeleton import known_styles, wildcard
 from tpplan.subject import Subject
 
@@ -99,6 +100,6 @@ def check_styles(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _style_fix(name: str, nearest: str | None) -> str:
-    if name == "replicate":
-        return "install Transformers 5.21 or newer"
+    if name in STYLES_SINCE:
+        return install(STYLES_SINCE[name])
     return f"write {nearest!r}" if nearest else "write one of these styles"

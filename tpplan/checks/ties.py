@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.internals import transformers_version, versions
+from tpplan.model.internals import versions
+from tpplan.model.releases import TIES_LOAD_ON_TPU, install, transformers_version
 from tpplan.model.skeleton import wildcard
 from tpplan.subject import Subject
-
-# Transformers 5.23 replaced torch.equal on two DTensors (a MIN all-reduce) by a SUM all-reduce.
-TIES_LOAD_ON_TPU = (5, 23)
 
 
 def check_tied_styles(subject: Subject) -> Iterator[Diagnostic]:
@@ -57,7 +55,7 @@ def check_tied_weights_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
         where=Place(file=subject.spec.source.name, parameter=target),
         evidence=f"{target} and {source}; Transformers {installed} compares them with torch.equal, whose MIN all-reduce TPU cannot lower"
         + ("" if both else "; the checkpoint is not at hand, so which names it has is unknown"),
-        fix="install Transformers 5.23 or newer",
+        fix=install(TIES_LOAD_ON_TPU),
     )
 
 

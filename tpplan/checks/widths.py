@@ -1,11 +1,12 @@
-"""TPP309: a gathered output that does not divide by tp_size, which Transformers refused before 5.21."""
+"""TPP309: a gathered output that does not divide by tp_size, which older releases of Transformers refuse."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.model.internals import has_uneven_gather, versions
+from tpplan.model.internals import versions
+from tpplan.model.releases import UNEVEN_GATHER, has_uneven_gather, install
 from tpplan.model.skeleton import wildcard
 from tpplan.subject import Subject
 
@@ -20,8 +21,8 @@ def check_gathered_widths(subject: Subject) -> Iterator[Diagnostic]:
             code="TPP309",
             message=f"tp_size {subject.sharding.tp_size} does not divide the {width} columns of the gathered output, and sharding raises",
             where=Place(file=place.file or subject.spec.source.name, line=place.line, column=place.column, rule=rule),
-            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards, 5.21 does not",
-            fix="install Transformers 5.21 or newer",
+            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards",
+            fix=install(UNEVEN_GATHER),
         )
 
 

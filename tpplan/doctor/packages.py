@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
+from tpplan.model.releases import TIES_LOAD_ON_TPU, dotted
 
 PACKAGES = ("tpplan", "torch", "transformers", "accelerate", "torch_tpu", "libtpu", "kernels", "jax")
 ALWAYS = {
@@ -32,7 +33,6 @@ OPTIONAL = {
     "jax": "not installed; only hub kernels need it",
 }
 KERNELS_ON_TPU = Version("0.17")  # the Transformers guide to TPU: hub kernels support TPU from this one
-TIES_ON_TPU = Version("5.23")  # before it Transformers compares tied weights with torch.equal, which TPU cannot lower
 GLUE = re.compile(r"_(\d+)_(\d+)_(\d+)\.so$")  # torch_tpu/_versioned_so_loader.py: <module>_<torch release>.so
 
 
@@ -181,9 +181,9 @@ def _tied_weights(machine: Machine) -> Line:
     name, transformers = "tied-weights", _version("transformers")
     if not machine.wants_tpu or transformers is None:
         return not_applicable(name, "transformers is not installed" if machine.wants_tpu else NO_TPU)
-    if transformers < TIES_ON_TPU:
+    if transformers.release < TIES_LOAD_ON_TPU:
         found = f"Transformers {transformers}: checkpoints with both names of a tied pair do not load on TPU"
-        return failed(name, found, code="TPP304", fix=f"pip install 'transformers>={TIES_ON_TPU}'")
+        return failed(name, found, code="TPP304", fix=f"pip install 'transformers>={dotted(TIES_LOAD_ON_TPU)}'")
     return passed(name, f"Transformers {transformers} compares them in a way that TPU has")
 
 

@@ -36,7 +36,7 @@ MAX_PARAMETERS = 250_000_000  # 1 GB in float32, up to ten times over while rank
 class Miniature:
     """A spec that builds small, its skeleton, and what was changed: dotted config name -> (full size, miniature).
 
-    model: the unsharded miniature on cpu in float32 and eval mode, with seeded weights none of which is zero or constant.
+    model: the unsharded miniature on cpu in float32 and eval mode. Its weights are seeded, none is zero or constant.
     """
 
     spec: ModelSpec
@@ -56,36 +56,39 @@ def make_miniature(spec: ModelSpec, skeleton: Skeleton, tp_size: int) -> Miniatu
 
     Raises ValueError, with what most sizes raised or why none could be run, when there is none.
     """
-    refused, larger, raised = "no size was tried", [], Counter()
-    for candidate in _candidates(spec, skeleton, tp_size):
-        if isinstance(candidate, str):
-            refused = candidate
-        elif candidate.parameters > (ENOUGH if candidate.wide_towers else MAX_PARAMETERS):
-            larger.append(candidate)
-        else:
-            made = _run(candidate)
-            if isinstance(made, Miniature):
-                return made
-            raised[made] += 1
-            if raised[made] == ALIKE:
-                break
-    for candidate in sorted(larger, key=lambda candidate: candidate.parameters):
-        if candidate.parameters > MAX_PARAMETERS or max(raised.values(), default=0) == ALIKE:
-            break
+    refused = "no size was tried"
+    larger: list[_Candidate] = []
+    raised: Counter[str] = Counter()
+
+    def in_order() -> Iterator[_Candidate]:
+        nonlocal refused
+        for candidate in _candidates(spec, skeleton, tp_size):
+            if isinstance(candidate, str):
+                refused = candidate
+            elif candidate.parameters > (ENOUGH if candidate.wide_towers else MAX_PARAMETERS):
+                larger.append(candidate)
+            else:
+                yield candidate
+        larger.sort(key=lambda candidate: candidate.parameters)
+        yield from (candidate for candidate in larger if candidate.parameters <= MAX_PARAMETERS)
+
+    for candidate in in_order():
         made = _run(candidate)
         if isinstance(made, Miniature):
             return made
         raised[made] += 1
+        if raised[made] == ALIKE:
+            break
     if raised:
         refused = raised.most_common(1)[0][0]
     elif larger:
-        refused = f"the miniature has {min(candidate.parameters for candidate in larger):,} parameters"
+        refused = f"the miniature has {larger[0].parameters:,} parameters"
     raise ValueError(refused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """A smaller config whose class builds, not run yet. wide_towers: whether towers of other sizes may be narrower."""
+    """A smaller config whose class builds, not run yet. wide_towers: whether another size has narrower towers."""
 
     spec: ModelSpec
     skeleton: Skeleton
@@ -159,7 +162,7 @@ def _sections(model: Any) -> tuple[int, ...]:
 
 
 def save_miniature(subject: Any, directory: str | Path) -> Path:
-    """Save the seeded miniature of `subject`'s model as a checkpoint that from_pretrained loads. Returns `directory`."""
+    """Save the seeded miniature of `subject`'s model as a checkpoint for from_pretrained. Returns `directory`."""
     made = make_miniature(subject.spec, subject.skeleton, subject.sharding.tp_size)
     save_as_published(made.model, directory)
     return Path(directory)
@@ -184,7 +187,7 @@ def _reference(spec: ModelSpec) -> Any:
 
 
 def _fill(parameter: Any, generator: Any) -> None:
-    """Matrices: normal, scaled by their fan-in. Vectors (norms, biases, sinks, activations): uniform in 0.25 to 0.75."""
+    """Matrices: normal, scaled by fan-in. Vectors (norms, biases, sinks, activations): uniform in 0.25 to 0.75."""
     import torch
 
     if not parameter.is_floating_point():
@@ -229,7 +232,7 @@ def _tower_layers(model: Any) -> dict[int, tuple[int, ...]]:
 
 
 def _layer_choices(skeleton: Skeleton) -> list[list[int]]:
-    """Which layers to keep: one of each kind, all up to the last new kind, or (empty) all, whichever is first accepted."""
+    """Layers to keep, of which the first choice that works is used; an empty one keeps all."""
     chosen = _kinds(skeleton)
     up_to_last = list(range(max(chosen) + 1))
     return [chosen, up_to_last, []] if chosen != up_to_last else [chosen, []]

@@ -19,6 +19,16 @@ HEADS = (
     "decoder_attention_heads",
     "heads",
 )
+LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_blocks",
+    "depth",
+)
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 # Widths of the parts of a head that are rotated: they keep their ratio to its width.
 ROTATED = ("rotary_dim",)
@@ -27,8 +37,11 @@ MANY_HEADS = 64  # of HEAD_FLOOR columns: more are given half of it
 
 
 class Hidden(StrEnum):
-    """What becomes of the hidden size. NARROW: the floor, or HEADS where the width of a head comes from it. HEADS: a multiple
-    of the number of heads. FULL: unchanged."""
+    """What becomes of the hidden size.
+
+    NARROW: the floor, or HEADS where the width of a head comes from it. HEADS: a multiple of the number of heads.
+    FULL: unchanged.
+    """
 
     NARROW = "narrow"
     HEADS = "heads"
@@ -118,6 +131,29 @@ class Widths:
             return True
         pairs = [rotated // 2 for name in ROTATED if is_count(rotated := config_value(self.config, name))]
         return columns % 4 == 0 and all(pair * columns % width == 0 for pair in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One config of a model, and all that its smaller values depend on.
+
+    own: its widths. text: those of the language model. depth: its number of layers, 0 where all are kept or it has
+    none. layers: the ones to keep, empty for all. offsets: first tokens of the codes of towers, in order.
+    """
+
+    config: Any
+    own: Widths
+    text: Widths
+    size: Size
+    depth: int = 0
+    layers: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
+def number_of_layers(config: Any) -> int:
+    """The number of layers that a config gives under any of its names, 0 where it gives none."""
+    counts = (config_value(config, name) for name in LAYER_COUNTS)
+    return next((count for count in counts if isinstance(count, int)), 0)
 
 
 def is_count(value: Any) -> bool:

@@ -1,10 +1,13 @@
-"""Finding the attention blocks of a model, with the numbers of heads that their projections make."""
+"""The attention blocks of a model: which linear layers make queries, keys and values, and how many heads they make.
+
+Projections are known by the names that Transformers gives them; a block without both kinds is none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpplan.model.config import config_value, text_config
 from tpplan.model.skeleton import Skeleton
@@ -27,7 +30,7 @@ class Projection:
         return self.columns // self.unit
 
     def splits_a_head(self, tp_size: int) -> bool:
-        """Whether a rank's share of columns is not a whole number of heads."""
+        """Whether the columns of one rank are not a whole number of heads."""
         return bool(self.columns % tp_size or (self.columns // tp_size) % self.unit)
 
 
@@ -50,45 +53,49 @@ def attention_blocks(skeleton: Skeleton, config: Any) -> Iterator[AttentionBlock
     """Every module that holds query and key/value projections as linear layers, and has heads of a known width."""
     shared = config_value(text_config(config), "head_dim")
     for name, module in skeleton.model.named_modules():
-        linear = dict(_linear_children(module))
-        queries = [key for key in linear if key in QUERY]
-        keys_values = [key for key in linear if key in KEY_VALUE]
         head_dim = _head_dim(module, shared)
-        if not (queries and keys_values and head_dim):
+        if not head_dim:
             continue
-        yield AttentionBlock(
-            name=name,
-            head_dim=head_dim,
-            queries=tuple(
-                _projection(module, name, key, linear[key], _query_unit(module, linear[key], head_dim))
-                for key in queries
-            ),
-            keys_values=tuple(
-                _projection(module, name, key, linear[key], _value_unit(module, key, head_dim)) for key in keys_values
-            ),
-            outputs=tuple(_name_of(module, name, key) for key in linear if key in OUTPUT),
-        )
+        linear = list(_linear_children(name, module))
+        queries = [
+            Projection(name=one.name, columns=one.columns, unit=_query_unit(module, one.columns, head_dim))
+            for one in linear
+            if one.key in QUERY
+        ]
+        keys_values = [
+            Projection(name=one.name, columns=one.columns, unit=_value_unit(module, one.key, head_dim))
+            for one in linear
+            if one.key in KEY_VALUE
+        ]
+        outputs = [one.name for one in linear if one.key in OUTPUT]
+        if queries and keys_values:
+            yield AttentionBlock(
+                name=name,
+                head_dim=head_dim,
+                queries=tuple(queries),
+                keys_values=tuple(keys_values),
+                outputs=tuple(outputs),
+            )
 
 
-def _linear_children(module: Any) -> Iterator[tuple[str, Any]]:
-    """Linear layers by the name under which the block holds them; some wrap each in a module of its own."""
+class _Linear(NamedTuple):
+    """A linear layer: the name under which its block holds it, its own dotted name, and its out_features."""
+
+    key: str
+    name: str
+    columns: int
+
+
+def _linear_children(name: str, block: Any) -> Iterator[_Linear]:
+    """The linear layers of a block; some blocks wrap each in a module of its own."""
     import torch
 
-    for key, child in module.named_children():
+    for key, child in block.named_children():
         inner = getattr(child, "linear", None)
         if isinstance(child, torch.nn.Linear):
-            yield key, child
+            yield _Linear(key, f"{name}.{key}", child.out_features)
         elif isinstance(inner, torch.nn.Linear):
-            yield key, inner
-
-
-def _projection(block: Any, name: str, key: str, linear: Any, unit: int) -> Projection:
-    return Projection(name=_name_of(block, name, key), columns=linear.out_features, unit=unit)
-
-
-def _name_of(block: Any, name: str, key: str) -> str:
-    """The dotted name of the linear layer itself."""
-    return f"{name}.{key}.linear" if hasattr(getattr(block, key), "linear") else f"{name}.{key}"
+            yield _Linear(key, f"{name}.{key}.linear", inner.out_features)
 
 
 def _head_dim(module: Any, shared: Any) -> int | None:
@@ -105,11 +112,11 @@ def _value_unit(module: Any, key: str, head_dim: int) -> int:
     return own if key.startswith(("v", "wv")) and isinstance(own, int) else head_dim
 
 
-def _query_unit(module: Any, linear: Any, head_dim: int) -> int:
+def _query_unit(module: Any, columns: int, head_dim: int) -> int:
     """Columns per query head: a gated query projection makes a head and its gate, twice head_dim."""
     heads = config_value(getattr(module, "config", None), "num_attention_heads")
-    if isinstance(heads, int) and heads and linear.out_features % heads == 0:
-        unit = linear.out_features // heads
+    if isinstance(heads, int) and heads and columns % heads == 0:
+        unit = columns // heads
         if unit % head_dim == 0:
             return unit
     return head_dim

@@ -20,12 +20,12 @@ AUTO_CLASSES = (
 
 
 def find_auto_class(source: Source, config: Any, requested: str | None, trust_remote_code: bool) -> str:
+    """The auto class that was asked for; else one that loads a class that the config names, or the first that fits."""
     if requested is not None:
         return _check_auto_class(source, config, requested, trust_remote_code)
+    remote = remote_code(source.config) if trust_remote_code else {}
     fitting = [name for name in AUTO_CLASSES if _classes_for(name, config)]
-    if trust_remote_code:
-        remote = remote_code(source.config)
-        fitting += [name for name in AUTO_CLASSES if name in remote]
+    fitting += [name for name in AUTO_CLASSES if name in remote]
     if not fitting:
         raise source.refused(
             code="TPP115",
@@ -35,11 +35,9 @@ def find_auto_class(source: Source, config: Any, requested: str | None, trust_re
             fix="name another auto class with --auto-class",
         )
     named = config_value(config, "architectures")
-    architectures = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    for name in fitting:
-        if {cls.__name__ for cls in _classes_for(name, config)} & set(architectures):
-            return name
-    return fitting[0]
+    architectures = named if isinstance(named, list) else []
+    loads = (name for name in fitting if any(cls.__name__ in architectures for cls in _classes_for(name, config)))
+    return next(loads, fitting[0])
 
 
 def _check_auto_class(source: Source, config: Any, name: str, trust_remote_code: bool) -> str:

@@ -18,8 +18,8 @@ CacheSlot = tuple[str, int]  # one of PARTS, and the number of the layer in it
 class LayerState:
     """The state of one layer for one sequence, in bytes on one rank.
 
-    key_values: of its keys and values. kept: tokens that these hold. window: most tokens that they ever hold, None where
-    they grow without end. other: of all other tensors (states of a convolution or a recurrence, compressed entries).
+    key_values: of its keys and values. kept: tokens that these hold. window: the most tokens that they ever hold, None
+    where they grow without end. other: of all other tensors (convolution and recurrent states, compressed entries).
     """
 
     key_values: int = 0
@@ -38,7 +38,7 @@ def static_cache(config: Any, length: int) -> Any:
 def read_cache(output: Any, itemsizes: Mapping[Any, int] = MappingProxyType({})) -> dict[CacheSlot, LayerState]:
     """The state of every layer that has one, by its place in the cache; empty where the model keeps nothing.
 
-    itemsizes: bytes that an element of a dtype counts, where that is not the dtype's own.
+    itemsizes: bytes that an element of a dtype takes, where that is not the dtype's own.
     """
     states: dict[CacheSlot, LayerState] = {}
     for name in FIELDS:
@@ -65,11 +65,12 @@ def _read(cache: Any, itemsizes: Mapping[Any, int]) -> dict[int, LayerState]:
 
 
 def _layer(layer: Any, itemsizes: Mapping[Any, int]) -> LayerState:
-    keys, seen = getattr(layer, "keys", None), set()
+    keys = getattr(layer, "keys", None)
+    seen: set[int] = set()
     key_values = _size([keys, getattr(layer, "values", None)], seen, itemsizes)
     return LayerState(
         key_values=key_values,
-        kept=int(keys.shape[-2]) if key_values else 0,
+        kept=int(keys.shape[-2]) if keys is not None and key_values else 0,
         window=getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None,
         other=_size(vars(layer), seen, itemsizes),
     )

@@ -19,7 +19,7 @@ from tpplan.model.config_values import (
     refuse_odd_counts,
     refuse_unread_counts,
 )
-from tpplan.model.internals import environment_error
+from tpplan.model.internals import environment_error, versions
 from tpplan.model.quantization import read_scheme
 from tpplan.model.quantization.scheme import Scheme
 from tpplan.model.quantization.values import Malformed
@@ -67,6 +67,7 @@ def load_spec(
     raw = without_quantization(source.config)
     config = _build_config(source, raw, trust_remote_code)
     _require_text_config(source, config)
+    _refuse_impossible_values(source, config)
     _require_deciding_fields(source, raw, config)
     _refuse_traps(source, raw, config)
     quantization_config = _quantization_of(source.config, config)
@@ -91,7 +92,7 @@ def text_config(config: Any) -> Any:
 
 
 def text_config_place(spec: ModelSpec) -> str:
-    """Where the language model's values stand, as people call it: `config.json`, a plan's config, or the nested config."""
+    """Where the language model's values stand, as people say: `config.json`, a plan's config, or the nested config."""
     return text_config_name(spec.config) or spec.source.called
 
 
@@ -236,8 +237,6 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
             fix="read that code, then give --trust-remote-code",
         )
     nearest = difflib.get_close_matches(str(model_type), known, n=1)
-    from tpplan.model.internals import versions
-
     return source.refused(
         code="TPP111",
         message="the installed Transformers does not know this model_type, so it loads no such model",
@@ -267,8 +266,7 @@ def _out_of_range(source: Source, field: str, value: int, limit: str) -> InputEr
     )
 
 
-def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
-    """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
+def _refuse_impossible_values(source: Source, config: Any) -> None:
     layers = config_value(text_config(config), "num_hidden_layers")
     if isinstance(layers, int) and layers > MAX_LAYERS:
         raise _out_of_range(source, "num_hidden_layers", layers, f"at most {MAX_LAYERS}")
@@ -276,6 +274,10 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
         value = config_value(config, field)
         if isinstance(value, int) and value < 1:
             raise _out_of_range(source, field, value, "at least 1")
+
+
+def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
+    """Refuse a flat config without the values that make it one model; nested ones legally hold only what differs."""
     if getattr(config, "sub_configs", None):
         return
     names = type(config).attribute_map

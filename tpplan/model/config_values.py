@@ -99,7 +99,8 @@ def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) ->
 
     Arguments as in `refuse_unread_counts`.
     """
-    pairs = [(alias, name) for alias, name in type(config).attribute_map.items() if alias in raw and name in raw]
+    cls: Any = type(config)
+    pairs = [(alias, name) for alias, name in cls.attribute_map.items() if alias in raw and name in raw]
     odd = [(alias, name) for alias, name in pairs if raw[alias] != raw[name] and None not in (raw[alias], raw[name])]
     if odd:
         raise source.refused(
@@ -109,7 +110,7 @@ def refuse_contradictions(source: Source, raw: dict, config: Any, path: Keys) ->
                     message=f"{alias} and {name} are two names of one value and differ, so one is silently dropped",
                     where=source.place_of(*path, name),
                     evidence=f"{alias} = {json.dumps(raw[alias])}, {name} = {json.dumps(raw[name])} "
-                    f"({type(config).__name__}.attribute_map)",
+                    f"({cls.__name__}.attribute_map)",
                     fix=f"remove the wrong one of the two from {source.called}",
                 )
                 for alias, name in odd
@@ -140,7 +141,7 @@ def _claims(raw: dict, names: tuple[str, ...], own: Collection[str], field: str)
     return said
 
 
-def names_read_by(cls: type) -> set[str]:
+def names_read_by(cls: Any) -> set[str]:
     """Names that a config class of Transformers has fields for, or reads as another name of one."""
     fields = {name for base in cls.__mro__ for name in vars(base).get("__annotations__", {})}
     return fields | set(cls.attribute_map) | set(cls.attribute_map.values())

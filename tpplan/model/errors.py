@@ -1,4 +1,4 @@
-"""What an exception stands for: memory that ran out, which says nothing about a plan, or weights that do not convert."""
+"""What an exception stands for: memory that ran out, which says nothing of a plan, or weights that do not convert."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def conversion_errors(error: BaseException) -> dict[str, str]:
     Transformers writes these to its log alone, with their tracebacks: they are read from the loader's frame, where it
     raised, and the lines of the frames left out.
     """
-    trace, found = error.__traceback__, {}
+    trace, found = error.__traceback__, dict[str, str]()
     while trace is not None:
         for value in trace.tb_frame.f_locals.values():
             known = getattr(value, "conversion_errors", None)

@@ -1,4 +1,7 @@
-"""Weights without memory, for running a model at full size."""
+"""Weights without memory: what a model on the meta device is given so that its forward runs at full size.
+
+Torch's fake tensors answer every operation with the shape and dtype of its result, on cpu, and refuse to give a value.
+"""
 
 from __future__ import annotations
 

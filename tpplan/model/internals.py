@@ -16,8 +16,8 @@ from typing import Any
 from unittest import mock
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
+from tpplan.model.releases import FSDP_ONLY_WHERE_ASKED, OLDEST, install, transformers_version
 
-FSDP_ONLY_WHERE_ASKED = (5, 20)  # before, `ep_size` alone wrapped the model in FSDP
 FULLY_SHARD = "apply_fully_sharded_data_parallelism"
 PACKAGES = ("torch", "transformers", "accelerate", "torch_tpu")
 
@@ -85,18 +85,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-def transformers_version() -> tuple[int, ...]:
-    """The installed Transformers as (major, minor, patch), development suffixes dropped."""
-    from packaging.version import Version
-
-    return Version(importlib.metadata.version("transformers")).release
-
-
-def has_uneven_gather() -> bool:
-    """Whether a gathered output may be uneven: `validate_param` of colwise refused it before 5.21."""
-    return transformers_version() >= (5, 21)
-
-
 @contextmanager
 def no_sharding_over_one_rank() -> Iterator[None]:
     """Leave out FSDP, which 5.19 puts around a model with dispatched experts though no rank shares its parameters.
@@ -130,6 +118,7 @@ def internals() -> SimpleNamespace:
         raise environment_error(
             "the installed torch and Transformers lack what tpplan needs, so nothing was checked",
             evidence="missing: " + "; ".join(missing) + "; installed: " + _installed(),
+            fix=install(OLDEST) if "transformers" in versions() and transformers_version() < OLDEST else "",
         )
     return SimpleNamespace(**found)
 

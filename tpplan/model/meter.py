@@ -30,10 +30,10 @@ Stack = tuple[str, ...]
 def make_meter(stack: Callable[[], Stack], itemsizes: Mapping[Any, int]) -> Any:
     """A dispatch mode that fills `calls`, `bytes`, `flops` and `made` while it is entered.
 
-    stack: the layers that are running, the outermost first. itemsizes: bytes that an element of a dtype counts, where
-    that is not the dtype's own. calls, bytes: (stack, collective) -> how often, and bytes of
-    the tensors that it completes, on this rank. flops, made: stack -> floating-point operations, and bytes of all
-    tensors that were made. torch's CommDebugMode sees the collectives and its table of FLOP formulas counts the rest.
+    stack: the layers that are running, the outermost first. itemsizes: bytes that an element of a dtype takes, where
+    that is not the dtype's own. calls, bytes: (stack, collective) -> how often, and bytes of the tensors that it
+    completes, on this rank. flops, made: stack -> floating-point operations, and bytes of all tensors that were made.
+    torch's CommDebugMode sees the collectives and its table of FLOP formulas counts the rest.
     """
     import torch
     from torch.utils._pytree import tree_leaves
@@ -44,7 +44,7 @@ def make_meter(stack: Callable[[], Stack], itemsizes: Mapping[Any, int]) -> Any:
         tensors = [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
         return sum(tensor.numel() * itemsizes.get(tensor.dtype, tensor.element_size()) for tensor in tensors)
 
-    class Meter(known.CommDebugMode):
+    class Meter(known.CommDebugMode):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.calls: Counter[tuple[Stack, str]] = Counter()
@@ -53,7 +53,7 @@ def make_meter(stack: Callable[[], Stack], itemsizes: Mapping[Any, int]) -> Any:
             self.made: dict[Stack, int] = defaultdict(int)
 
         def __enter__(self) -> Any:
-            # without CommDebugMode's module tracker, which loses count where a model enters one module in another's hook
+            # without its module tracker, which loses count where a model enters one module in another's hook
             self.advanced_module_tracker.name = "Global"
             self.advanced_module_tracker.module_parents_dict = {"Global": set()}
             return super(known.CommDebugMode, self).__enter__()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 # Attributes that tell a layer its place; they select cache slots and nothing else.
 POSITION_ATTRIBUTES = frozenset({"layer_idx", "layer_index", "layer_id", "layer_number", "block_idx"})
@@ -35,16 +35,39 @@ class Repeats:
         """How many layers of the model each run of this stack of layers stands for."""
         return math.prod(1 + sum(first == name for first in self.first.values()) for name in running)
 
-    def _skip(self, name: str, layer: Any, first: str, first_layer: Any) -> None:
-        self.first[name] = first
-        for module, other in zip(layer.modules(), first_layer.modules()):
-            self.indices |= dict(zip(_positions(module), _positions(other)))
+    def _skip(self, name: str, layer: Any, first: _First) -> None:
+        self.first[name] = first.name
+        for module, other in zip(layer.modules(), first.layer.modules(), strict=True):
+            self.indices |= dict(zip(_positions(module), _positions(other), strict=False))
 
     def _run_itself(self, name: str, layer: Any) -> None:
         self.first.pop(name, None)
         for module in layer.modules():
             for index in _positions(module):
                 self.indices.pop(index, None)
+
+
+class _First(NamedTuple):
+    """The first layer of a kind, and what it returned, by the shapes of the call."""
+
+    name: str
+    layer: Any
+    results: dict[Any, Any]
+
+
+class _ModuleSignature(NamedTuple):
+    """Everything that decides what one module of a layer does. name: inside the layer. attributes: by name.
+
+    tensors: name, shape, dtype and placements of its parameters and buffers.
+    """
+
+    name: str
+    kind: type
+    attributes: tuple[tuple[str, Any], ...]
+    tensors: tuple[Any, ...]
+
+
+_Signature = tuple[_ModuleSignature, ...]  # of a layer
 
 
 @contextmanager
@@ -57,26 +80,23 @@ def run_repeats_once(
     those whose ids are in `skipped`: first with the model, then with a repeating layer whose call has other shapes than
     every earlier call of its kind and which must run itself after all.
     """
-    import torch
-
     repeats = Repeats()
     skipped: set[int] = set()
     replaced = []
-    for name, modules in [
-        (n, module) for n, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)
-    ]:
-        if not enabled or id(modules) in skipped:
+    for name, modules in _layer_lists(model) if enabled else ():
+        if id(modules) in skipped:
             continue
-        kinds: dict[Any, tuple[str, Any, dict[Any, Any]]] = {}
+        kinds: dict[_Signature, _First] = {}
         configs: dict[int, Any] = {}
         for index, layer in enumerate(modules):
-            signature, own = _signature(layer, configs), f"{name}.{index}"
-            first, first_layer, results = kinds.setdefault(signature, (own, layer, {}))
-            if first != own:
+            own = f"{name}.{index}"
+            first = kinds.setdefault(_signature(layer, configs), _First(own, layer, {}))
+            is_repeat = first.name != own
+            if is_repeat:
                 skipped.update(id(module) for module in layer.modules())
-                repeats._skip(own, layer, first, first_layer)
+                repeats._skip(own, layer, first)
             replaced.append((layer, vars(layer).get("forward")))
-            layer.forward = _answering(layer, own, results, prepare if first != own else None, repeats)
+            layer.forward = _answering(layer, own, first.results, prepare if is_repeat else None, repeats)
     prepare(model, skipped)
     try:
         yield repeats
@@ -119,30 +139,35 @@ def first_of_each_kind(model: Any) -> dict[str, list[int]]:
 
     A number that rises from each layer to the next, and no parameter's shape with it, is a layer's place and no kind.
     """
-    import torch
-
     kinds = {}
-    for name, modules in model.named_modules():
-        if isinstance(modules, torch.nn.ModuleList) and len(modules):
+    for name, modules in _layer_lists(model):
+        if len(modules):
             configs: dict[int, Any] = {}
             signatures = [_signature(layer, configs) for layer in modules]
             places = _places(signatures)
-            seen: dict[Any, int] = {}
+            seen: dict[_Signature, int] = {}
             for index, signature in enumerate(signatures):
                 seen.setdefault(_without(signature, places), index)
             kinds[name] = sorted(seen.values())
     return kinds
 
 
-def _places(signatures: list[Any]) -> set[tuple[str, str]]:
+def _layer_lists(model: Any) -> list[tuple[str, Any]]:
+    """The lists of layers in a model, with their names."""
+    import torch
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
+
+
+def _places(signatures: list[_Signature]) -> set[tuple[str, str]]:
     """(module, attribute) of numbers that rise from each layer to the next."""
     if len(signatures) < 3:
         return set()
     numbers = [
         {
-            (module, attribute): value
-            for module, _, attributes, _ in signature
-            for attribute, value in attributes
+            (module.name, attribute): value
+            for module in signature
+            for attribute, value in module.attributes
             if isinstance(value, int) and not isinstance(value, bool)
         }
         for signature in signatures
@@ -151,23 +176,22 @@ def _places(signatures: list[Any]) -> set[tuple[str, str]]:
     return {place for place in everywhere if all(low[place] < high[place] for low, high in pairwise(numbers))}
 
 
-def _without(signature: Any, places: set[tuple[str, str]]) -> Any:
-    if not places:
-        return signature
+def _without(signature: _Signature, places: set[tuple[str, str]]) -> _Signature:
     return tuple(
-        (module, kind, tuple(pair for pair in attributes if (module, pair[0]) not in places), tensors)
-        for module, kind, attributes, tensors in signature
+        module._replace(attributes=tuple(pair for pair in module.attributes if (module.name, pair[0]) not in places))
+        for module in signature
     )
 
 
-def _signature(layer: Any, configs: dict[int, Any]) -> Any:
-    """Everything that decides what a layer does, as nested tuples. configs: what was seen of configs, by their id."""
+def _signature(layer: Any, configs: dict[int, Any]) -> _Signature:
+    """Everything that decides what a layer does. configs: what was seen of configs, by their id."""
     return tuple(
-        (name, type(module), _attributes(module, configs), _tensors(module)) for name, module in layer.named_modules()
+        _ModuleSignature(name, type(module), _attributes(module, configs), _tensors(module))
+        for name, module in layer.named_modules()
     )
 
 
-def _attributes(module: Any, configs: dict[int, Any]) -> tuple:
+def _attributes(module: Any, configs: dict[int, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (name, _value(value, configs))
         for name, value in sorted(vars(module).items())
@@ -196,7 +220,7 @@ def _value(value: Any, configs: dict[int, Any]) -> Any:
     return ("object", id(value))
 
 
-def _tensors(module: Any) -> tuple:
+def _tensors(module: Any) -> tuple[Any, ...]:
     own = [*module._parameters.items(), *module._buffers.items()]
     return tuple(
         (name, None if tensor is None else (tuple(tensor.shape), tensor.dtype, str(getattr(tensor, "placements", ""))))
@@ -205,7 +229,7 @@ def _tensors(module: Any) -> tuple:
 
 
 def _call_signature(value: Any) -> Any:
-    """Shapes, dtypes and plain values of a call's arguments; other objects count by their type."""
+    """Shapes, dtypes and plain values of a call's arguments; of other objects their type."""
     import torch
 
     if isinstance(value, torch.Tensor):

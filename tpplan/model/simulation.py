@@ -117,12 +117,8 @@ def raised_by_simulator(error: BaseException) -> bool:
         isinstance(subject, (torch.SymInt, torch.SymBool, torch.SymFloat)) or "Local" in type(subject).__name__
     )
     its_own = isinstance(error, AssertionError) and frame is not None and _is_simulator(frame.f_globals["__name__"])
-    return (
-        isinstance(error, (AttributeError, TypeError, NotImplementedError))
-        and is_symbolic
-        or _lacks_node(error)
-        or its_own
-    )
+    lacks_answer = is_symbolic and isinstance(error, (AttributeError, TypeError, NotImplementedError))
+    return lacks_answer or _lacks_node(error) or its_own
 
 
 def _is_simulator(module: str) -> bool:

@@ -28,7 +28,7 @@ class Sharding:
     ep_size: int | None = None
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of transformers.DistributedConfig. Empty overrides are left out: `{}` means no rule at all."""
+        """Keyword arguments of transformers.DistributedConfig, without empty overrides: `{}` means no rule at all."""
         arguments: dict[str, Any] = {"tp_size": self.tp_size}
         if self.overrides:
             arguments["tp_plan"] = dict(sorted(self.overrides.items()))
@@ -39,8 +39,10 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True)
 class Parameter:
-    """A parameter of the whole model. shape: unsharded. bytes: that it takes on a device: in the spec's dtype, or as its
-    checkpoint packs it where the load leaves it packed."""
+    """A parameter of the unsharded model.
+
+    bytes: that it takes on a device, in the spec's dtype, or as its checkpoint packs it where the load leaves it so.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -91,7 +93,8 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
         raise InputError(
             Diagnostic(
                 code="TPP116",
-                message=f"{spec.auto_class} cannot build the model from this config, and from_pretrained would raise too",
+                message=f"{spec.auto_class} cannot build the model from this config, "
+                "and from_pretrained would raise too",
                 where=Place(file=spec.source.name),
                 evidence=one_line(error),
                 fix="install the package that the error names"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpplan.model.internals import internals, transformers_version
+from tpplan.model.internals import internals
 from tpplan.model.quantization.bitsandbytes import BITSANDBYTES
 from tpplan.model.quantization.compressed_tensors import COMPRESSED_TENSORS
 from tpplan.model.quantization.fp4 import MXFP4, NVFP4
@@ -18,6 +18,7 @@ from tpplan.model.quantization.gptq import AWQ, GPTQ
 from tpplan.model.quantization.method import Method
 from tpplan.model.quantization.scheme import Quantized, Scheme
 from tpplan.model.quantization.values import Malformed, Values, kind_of
+from tpplan.model.releases import MEASURED_UP_TO, transformers_version
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -32,7 +33,6 @@ METHODS: dict[str, Method] = {
     "mxfp4": MXFP4,
     "nvfp4": NVFP4,
 }
-MEASURED_UP_TO = (5, 24)  # the newest Transformers for which the failures of METHODS were run
 FUSED = ("gate_up_proj",)  # two projections of the checkpoint in one parameter of fused experts
 
 
