@@ -8,30 +8,17 @@ import subprocess
 import sys
 from typing import Any
 
+from tpplan.launcher_variables import without_torchrun
 from tpplan.targets import AUTOLOAD
-
-# What a launcher tells its workers about their place; the child has none.
-LAUNCHER_PREFIXES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-)
 
 
 def call_in_child(function: str, *args: Any, **kwargs: Any) -> Any:
     """What `tpplan.answers.<function>(*args, **kwargs)` returns in a new process. Raises what it raises there."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    environment[AUTOLOAD] = "0"
     done = subprocess.run(
         [sys.executable, "-m", "tpplan.child"],
         input=pickle.dumps((function, args, kwargs)),
         stdout=subprocess.PIPE,
-        env=environment,
+        env=without_torchrun(os.environ) | {AUTOLOAD: "0"},
         check=False,
     )
     if done.returncode:

@@ -252,7 +252,7 @@ def verify(
 ) -> int:
     """Load the model sharded for real: ranks under torchrun load, run and generate, and are compared with the whole."""
     _leave_chips_alone()
-    from tpplan.launch.verify import progress_bar
+    from tpplan.cli.progress import progress_bar
     from tpplan.launch.verify import verify as launch
 
     request = _request(

@@ -38,7 +38,7 @@ def launch(arguments: list[str], device: str | None = None, print_env: bool = Fa
     if print_env:
         sys.stdout.writelines(f"{name}={value}\n" for name, value in sorted(added.items()))
         if not added:
-            sys.stderr.write("no TPU here: launch sets nothing\n")
+            sys.stderr.write("there is no TPU here, so launch sets nothing\n")
         return 0
     environment = dict(os.environ)
     if added and device != "cpu":
@@ -91,6 +91,7 @@ def _set_by(answer: dict[str, Any]) -> dict[str, str]:
         "TPP912",
         "torch_tpu is installed and cannot prepare a launch",
         evidence=", ".join(f"{name} {version}" for name, version in versions().items()) + f": {answer['error']}",
+        fix="tpplan doctor --device tpu",
     )
 
 
@@ -146,7 +147,7 @@ def _probe(arguments: dict[str, int]) -> None:
 
         answer["chips"] = torch.accelerator.device_count()
         before = dict(os.environ)
-        torch.tpu.distributed.set_tpu_launch_env(**arguments)
+        torch.tpu.distributed.set_tpu_launch_env(**arguments)  # type: ignore[attr-defined]  # torch_tpu adds it
         answer["set"] = {name: value for name, value in os.environ.items() if before.get(name) != value}
     except Exception as error:  # a broken install raises anything; the caller reports it
         answer["error"] = one_line(error)
