@@ -140,10 +140,9 @@ def test_no_tokens_is_said_with_the_reason(subject: Subject) -> None:
 
 
 def test_gradients_are_grouped_by_their_factor(subject: Subject) -> None:
-    twice = Difference(error=1.0, first="at [0]", ratio=2.0004)
     wrong = (
-        WrongGradient(parameter="model.layers.0.mlp.up_proj.weight", difference=twice),
-        WrongGradient(parameter="model.norm.weight", difference=Difference(error=0.3, first="at [1]")),
+        WrongGradient(parameter="model.layers.0.mlp.up_proj.weight", error=1.0, first="at [0]", ratio=2.0004),
+        WrongGradient(parameter="model.norm.weight", error=0.3, first="at [1]"),
     )
     gradients = Gradients(compared=9, worst=1.0, wrong=wrong)
     first, second = findings(ended(done(0, gradients=gradients), done(1, gradients=gradients)), subject, 100)
@@ -192,7 +191,7 @@ def test_a_rank_that_raised_waits_for_the_others_a_while(tmp_path: Path, monkeyp
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = ResultFile(tmp_path / "rank-1.json", 1)
-    wrong = WrongGradient(parameter="a", difference=Difference(error=math.inf, first="missing"))
+    wrong = WrongGradient(parameter="a", error=math.inf, first="missing")
     found = {
         "logits": Difference(error=0.5, first="at [0]", ratio=2.0),
         "gradients": Gradients(compared=3, worst=math.inf, wrong=(wrong,)),

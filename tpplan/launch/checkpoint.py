@@ -51,7 +51,7 @@ def find_checkpoint(
         return _miniature(subject, workspace / "miniature", save, asked=miniature)
     if subject.spec.quantization:
         method = subject.spec.quantization
-        raise NotLaunched(f"the checkpoint is quantized ({method}); --miniature launches the model without it")
+        raise NotLaunched(f"the checkpoint is quantized ({method}); --miniature launches an unquantized miniature")
     return Checkpoint(subject=subject, directory=weights)
 
 

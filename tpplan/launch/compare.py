@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class UnshardedNumbers:
                     found = Difference(error=math.inf, first="missing" if wanted else "there, unsharded there is none")
                 worst = max(worst, found.error)
                 if found.error > self._tolerance.gradients:
-                    wrong.append(WrongGradient(parameter=name, difference=found))
+                    wrong.append(WrongGradient(parameter=name, **asdict(found)))
         return Gradients(compared=compared, worst=worst, wrong=tuple(wrong))
 
     def _open(self) -> Any:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
-from tpplan.launch.records import LaunchPhase, RankResult
+from tpplan.launch.records import LaunchPhase, RankResult, WrongGradient
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.stages.difference import TOLERANCES, Difference
+from tpplan.stages.difference import TOLERANCES
 from tpplan.subject import Subject
 from tpplan.units import first_few, signal_name
 
@@ -56,7 +56,7 @@ class Ended:
 
 def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
     """Why the ranks did not all come to their end, or None when they did. What follows from it is not said again."""
-    if all(ended.phase(rank) is LaunchPhase.DONE for rank in ended.ranks):
+    if all(ended.phase(rank) == LaunchPhase.DONE for rank in ended.ranks):
         return None
     found = (cause(ended, subject) for cause in CAUSES)
     return next(diagnostic for diagnostic in found if diagnostic)
@@ -65,7 +65,7 @@ def failure(ended: Ended, subject: Subject) -> Diagnostic | None:
 def _hangs(ended: Ended, subject: Subject) -> Diagnostic | None:
     if ended.after is None:
         return None
-    late = [rank for rank in ended.ranks if ended.phase(rank) is not LaunchPhase.DONE]
+    late = [rank for rank in ended.ranks if ended.phase(rank) != LaunchPhase.DONE]
     stopped = [rank for rank in late if ended.states.get(rank) == STOPPED]
     least = min(PHASES.index(ended.phase(rank)) for rank in late)
     named = stopped or [rank for rank in late if PHASES.index(ended.phase(rank)) == least]
@@ -187,19 +187,18 @@ def _wrong_logits(ended: Ended, subject: Subject) -> Iterator[Diagnostic]:
 
 def _wrong_gradients(ended: Ended, subject: Subject) -> Iterator[Diagnostic]:
     """One diagnostic for each factor by which gradients are wrong, and one for those without."""
-    by_ratio: dict[float | None, dict[str, tuple[int, Difference]]] = defaultdict(dict)
+    by_ratio: dict[float | None, dict[str, tuple[int, WrongGradient]]] = defaultdict(dict)
     for result in ended.written:
         for wrong in result.gradients.wrong if result.gradients else ():
-            ratio = None if wrong.difference.ratio is None else round(wrong.difference.ratio, 3)
-            by_ratio[ratio].setdefault(wrong.parameter, (result.rank, wrong.difference))
+            ratio = None if wrong.ratio is None else round(wrong.ratio, 3)
+            by_ratio[ratio].setdefault(wrong.parameter, (result.rank, wrong))
     for ratio in sorted(by_ratio, key=lambda ratio: math.inf if ratio is None else ratio):
         found = by_ratio[ratio]
         rules = sorted({wildcard(name) for name in found})
-        worst = max(found, key=lambda name: found[name][1].error)
-        rank, difference = found[worst]
+        rank, worst = max(found.values(), key=lambda item: item[1].error)
         how = f"{ratio:g} times the unsharded ones" if ratio is not None else "not the unsharded ones"
         message = f"the gradients of {_counted(len(found), 'parameter')} are {how}"
-        off = f"worst on rank {rank}, {worst}: {_off(difference.error, 'gradient')}, {difference.first}"
+        off = f"worst on rank {rank}, {worst.parameter}: {_off(worst.error, 'gradient')}, {worst.first}"
         fix = _gradient_fix(ratio, rules, subject)
         yield _found(subject, "TPP516", message, f"{first_few(rules, LISTED)}; {off}", fix)
 

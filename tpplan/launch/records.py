@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -69,9 +68,8 @@ class Raised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrongGradient:
+class WrongGradient(Difference):
     parameter: str
-    difference: Difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +85,17 @@ class Gradients:
 class RankResult:
     """What one process found, as far as it came. None: it did not come to that.
 
-    phase, since: where it is, and from when (seconds of the clock). load_seconds; peak_bytes: of the process's
-    memory; parameter_bytes: that this rank holds. missing: weights that the checkpoint lacks. logits: how far they are
-    from the unsharded ones. tokens: those generated; margins: of the unsharded model, for each token the distance to
-    the runner-up, as a part of the largest logit. cache: its implementation; cache_bytes: that a static one holds on
-    this rank, for cache_tokens of one sequence. first_token: index of the first that differs. generate_error: why none
-    were. gradient_scale: the largest of the unsharded gradients. error: what ended it.
+    phase: where it is. load_seconds; peak_bytes: of the process's memory; parameter_bytes: that this rank holds.
+    missing: weights that the checkpoint lacks. logits: how far they are from the unsharded ones. tokens: those
+    generated; margins: of the unsharded model, for each token the distance to the runner-up, as a part of the largest
+    logit. cache: its implementation; cache_bytes: that a static one holds on this rank, for cache_tokens of one
+    sequence. first_token: index of the first that differs. generate_error: why none were. gradient_scale: the largest
+    of the unsharded gradients. error: what ended it.
     """
 
     rank: int
     pid: int
     phase: LaunchPhase = LaunchPhase.START
-    since: float = 0.0
     load_seconds: float | None = None
     peak_bytes: int | None = None
     parameter_bytes: int | None = None
@@ -127,8 +124,7 @@ def read_result(path: Path) -> RankResult | None:
 
 
 def _gradients(values: dict[str, Any]) -> Gradients:
-    wrong = (WrongGradient(parameter=w["parameter"], difference=Difference(**w["difference"])) for w in values["wrong"])
-    return Gradients(**values | {"wrong": tuple(wrong)})
+    return Gradients(**values | {"wrong": tuple(WrongGradient(**wrong) for wrong in values["wrong"])})
 
 
 PARTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
@@ -147,7 +143,7 @@ class ResultFile:
         self.enter(LaunchPhase.START)
 
     def enter(self, phase: LaunchPhase) -> None:
-        self.put(phase=phase, since=time.time())
+        self.put(phase=phase)
 
     def put(self, **values: Any) -> None:
         self._result = replace(self._result, **values, peak_bytes=peak_bytes())

@@ -132,8 +132,9 @@ class Launch:
 
     def _ask_where_they_are(self) -> dict[int, str]:
         """Rank -> the letter of its state. Each one that can writes its stack to its stderr."""
-        states = {rank: state_of(result.pid) for rank, result in self._results().items()}
-        for rank, result in self._results().items():
+        results = self._results()
+        states = {rank: state_of(result.pid) for rank, result in results.items()}
+        for rank, result in results.items():
             if states[rank]:
                 _ask(result.pid)
         time.sleep(STACK_SECONDS)

@@ -140,13 +140,12 @@ def verify(request: Request, **options: Any) -> Report:
     chosen = LaunchOptions(**options)
     subject = _subject(request, chosen.strategy)
     result = launch_stage(subject, chosen)
-    severities = list(Severity)
     return Report(
         model=subject.spec.source.name,
         tp_size=subject.sharding.tp_size,
         versions=versions(),
         stages={"launch": result.stage},
-        diagnostics=tuple(sorted(result.diagnostics, key=lambda d: severities.index(d.severity))),
+        diagnostics=tuple(d for severity in Severity for d in result.diagnostics if d.severity is severity),
         bytes_per_rank=result.share,
         overrides=dict(sorted(subject.sharding.overrides.items())),
         ranks=result.ranks,
