@@ -125,6 +125,11 @@ class TestText:
         with pytest.raises(DuplicateKeys):
             parse_json('{"a": {"b": 1, "b": 1}}')
 
+    @pytest.mark.parametrize("rest", ["}}", ', "\\q": 1}', ""])
+    def test_equal_keys_before_what_is_no_json(self, rest: str) -> None:
+        with pytest.raises(json.JSONDecodeError):
+            parse_json('{"a": {"b": 1, "b": 1}' + rest)
+
 
 def paths(value: Any, path: tuple = ()) -> Any:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -430,9 +430,9 @@ class TestEnvironment:
         [
             ({"TORCH_TPU_TOPOLOGY": None}, "TORCH_TPU_TOPOLOGY is not set"),
             ({"TORCH_TPU_TOPOLOGY": "2,2,1"}, "4 chips, 4 hosts have 16"),
-            ({"TORCH_TPU_TOPOLOGY": "big"}, "'big', no chips"),
+            ({"TORCH_TPU_TOPOLOGY": "big"}, "'big', not chips"),
             ({"TPU_WORKER_HOSTNAMES": None}, "torch_tpu raises"),
-            ({"TPU_WORKER_HOSTNAMES": "a,b,c,WARNING: none"}, "no host name"),
+            ({"TPU_WORKER_HOSTNAMES": "a,b,c,WARNING: none"}, "not a host name"),
             ({"JOB_COMPLETION_INDEX": "4"}, "0 to 3"),
             ({"JOB_COMPLETION_INDEX": "one"}, "'one'"),
             ({"JOB_COMPLETION_INDEX": None, "TORCH_TPU_TOPOLOGY": None}, "which this is"),
@@ -440,7 +440,7 @@ class TestEnvironment:
             ({"NODE_RANK": "4"}, "NODE_RANK is 4, of 4 hosts"),
             ({"TORCH_TPU_SLICEBUILDER_ADDRESSES": "a:1,localhost:2"}, "has localhost, the hosts are a, b, c, d"),
             ({"TORCH_TPU_SLICEBUILDER_ADDRESSES": "a:1,b:2"}, "2 addresses, the topology 16 devices"),
-            ({"TORCH_TPU_SLICEBUILDER_ADDRESSES": "a"}, "no list of host:port"),
+            ({"TORCH_TPU_SLICEBUILDER_ADDRESSES": "a"}, "not a list of host:port"),
         ],
     )
     def test_variables_at_odds(self, change: dict[str, str | None], says: str) -> None:

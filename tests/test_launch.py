@@ -24,9 +24,9 @@ from tests.support import checkpoints
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
+from tpplan.launch.records import LaunchPhase, RankResult, read_result
 from tpplan.launch.run import Launch
 from tpplan.launch.verify import verify
-from tpplan.launch.worker import LaunchPhase, RankResult, read_result
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.request import Request

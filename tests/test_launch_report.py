@@ -15,11 +15,11 @@ from tpplan.launch import worker
 from tpplan.launch.checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
 from tpplan.launch.compare import first_unequal
 from tpplan.launch.findings import Ended, findings
-from tpplan.launch.worker import RankResult
+from tpplan.launch.records import Gradients, LaunchPhase, Raised, RankResult, ResultFile, WrongGradient, read_result
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.source import Source
-from tpplan.stages.difference import difference
+from tpplan.stages.difference import Difference, difference
 from tpplan.subject import Subject
 
 CONFIG = {
@@ -32,8 +32,10 @@ CONFIG = {
     "vocab_size": 64,
     "dtype": "float32",
 }
-RIGHT = {"error": 1e-7, "first": "", "ratio": None}
-UNSHARDED = RankResult(rank=0, pid=1, phase="done", tokens=[5, 6, 7], margins=[0.5, 0.5, 1e-6], cache="static")
+RIGHT = Difference(error=1e-7)
+UNSHARDED = RankResult(
+    rank=0, pid=1, phase=LaunchPhase.DONE, tokens=[5, 6, 7], margins=[0.5, 0.5, 1e-6], cache="static"
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +45,10 @@ def subject() -> Subject:
 
 
 def done(rank: int, **changes: Any) -> RankResult:
-    base = RankResult(rank=rank, pid=rank, phase="done", logits=RIGHT, tokens=[5, 6, 7], parameter_bytes=100 - rank)
-    return replace(base, **changes)
+    base = RankResult(
+        rank=rank, pid=rank, phase=LaunchPhase.DONE, logits=RIGHT, tokens=[5, 6, 7], parameter_bytes=100 - rank
+    )
+    return replace(base, **changes | {"phase": LaunchPhase(changes.get("phase", "done"))})
 
 
 def ended(*results: RankResult, unsharded: RankResult | None = UNSHARDED, **how: Any) -> Ended:
@@ -55,8 +59,8 @@ def found(subject: Subject, end: Ended, predicted: int | None = 100) -> list[str
     return [diagnostic.code for diagnostic in findings(end, subject, predicted)]
 
 
-def error(at: float, kind: str = "RuntimeError", message: str = "no", memory: bool = False) -> dict[str, Any]:
-    return {"type": kind, "message": message, "at": at, "memory": memory}
+def error(at: float, kind: str = "RuntimeError", message: str = "no", memory: bool = False) -> Raised:
+    return Raised(type=kind, message=message, at=at, memory=memory)
 
 
 def test_ranks_that_are_right_give_nothing(subject: Subject) -> None:
@@ -113,10 +117,10 @@ def test_the_rank_furthest_behind_hangs(subject: Subject) -> None:
 
 
 def test_wrong_logits_stand_for_all_that_follows(subject: Subject) -> None:
-    wrong = done(0, logits={"error": 0.7, "first": "at [0]", "ratio": None}, first_token=0, phase="generate")
+    wrong = done(0, logits=Difference(error=0.7, first="at [0]"), first_token=0, phase="generate")
     end = ended(replace(wrong, error=error(1.0)), done(1, first_token=0), exit_codes={0: 1})
     assert found(subject, end) == ["TPP514"]
-    narrow = {"error": math.inf, "first": "the shape is (1, 32), unsharded (1, 64)", "ratio": None}
+    narrow = Difference(error=math.inf, first="the shape is (1, 32), unsharded (1, 64)")
     [diagnostic] = findings(ended(done(0, logits=narrow), done(1, logits=narrow)), subject, 100)
     assert "(1, 32)" in diagnostic.evidence and "inf" not in diagnostic.evidence
 
@@ -136,11 +140,11 @@ def test_no_tokens_is_said_with_the_reason(subject: Subject) -> None:
 
 
 def test_gradients_are_grouped_by_their_factor(subject: Subject) -> None:
-    wrong = [
-        {"parameter": "model.layers.0.mlp.up_proj.weight", "error": 1.0, "first": "at [0]", "ratio": 2.0004},
-        {"parameter": "model.norm.weight", "error": 0.3, "first": "at [1]", "ratio": None},
-    ]
-    gradients = {"compared": 9, "worst": 1.0, "wrong": wrong}
+    wrong = (
+        WrongGradient(parameter="model.layers.0.mlp.up_proj.weight", error=1.0, first="at [0]", ratio=2.0004),
+        WrongGradient(parameter="model.norm.weight", error=0.3, first="at [1]"),
+    )
+    gradients = Gradients(compared=9, worst=1.0, wrong=wrong)
     first, second = findings(ended(done(0, gradients=gradients), done(1, gradients=gradients)), subject, 100)
     assert first.message == "the gradients of 1 parameter are 2 times the unsharded ones"
     assert second.message == "the gradients of 1 parameter are not the unsharded ones"
@@ -154,7 +158,7 @@ def test_other_bytes_than_predicted_are_said(subject: Subject) -> None:
 
 
 def test_weights_that_were_not_loaded_are_said(subject: Subject) -> None:
-    wrong = {"error": 0.7, "first": "", "ratio": None}
+    wrong = Difference(error=0.7)
     assert found(subject, ended(done(0, missing=["lm_head.weight"], logits=wrong), done(1))) == ["TPP522"]
 
 
@@ -174,8 +178,8 @@ def test_difference_finds_the_first_element_and_the_factor() -> None:
 def test_a_rank_that_raised_waits_for_the_others_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(worker, "PEERS_SECONDS", 0.5)
-    worker._Notes(tmp_path / "rank-0.json", 0).put(error=error(1.0))
-    peer = worker._Notes(tmp_path / "rank-1.json", 1)
+    ResultFile(tmp_path / "rank-0.json", 0).put(error=error(1.0))
+    peer = ResultFile(tmp_path / "rank-1.json", 1)
     started = time.monotonic()
     worker._wait_for_peers(tmp_path)
     assert time.monotonic() - started >= 0.5
@@ -183,6 +187,22 @@ def test_a_rank_that_raised_waits_for_the_others_a_while(tmp_path: Path, monkeyp
     started = time.monotonic()
     worker._wait_for_peers(tmp_path)
     assert time.monotonic() - started < 0.3
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = ResultFile(tmp_path / "rank-1.json", 1)
+    wrong = WrongGradient(parameter="a", error=math.inf, first="missing")
+    found = {
+        "logits": Difference(error=0.5, first="at [0]", ratio=2.0),
+        "gradients": Gradients(compared=3, worst=math.inf, wrong=(wrong,)),
+        "error": error(1.0, memory=True),
+        "tokens": [1, 2],
+    }
+    file.put(**found)
+    result = read_result(tmp_path / "rank-1.json")
+    assert result is not None and {name: getattr(result, name) for name in found} == found
+    assert (result.rank, result.phase, result.cache_bytes) == (1, LaunchPhase.START, None)
+    assert read_result(tmp_path / "rank-2.json") is None
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def verify(
 
     Raises InputError for what cannot be read.
     """
-    from tpplan.launch.verify import LaunchOptions
+    from tpplan.launch.options import LaunchOptions
     from tpplan.request import make_request
 
     strategy = engine.strategy_named(strategy)

@@ -9,30 +9,17 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tpplan.launcher_variables import without_torchrun
 from tpplan.targets import AUTOLOAD
-
-# What a launcher tells its workers about their place; the child has none.
-LAUNCHER_PREFIXES = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-)
 
 
 def call_in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `function(*args, **kwargs)` returns in a new process, which imports it by its name. Raises what it raises there."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_PREFIXES)}
-    environment[AUTOLOAD] = "0"
     done = subprocess.run(
         [sys.executable, "-m", "tpplan.child"],
         input=pickle.dumps((function, args, kwargs)),
         stdout=subprocess.PIPE,
-        env=environment,
+        env=without_torchrun(os.environ) | {AUTOLOAD: "0"},
         check=False,
     )
     if done.returncode:

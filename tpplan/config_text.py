@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tpplan.diagnostics import Keys, Position
@@ -26,6 +27,24 @@ class _Duplicate(Exception):
     pass
 
 
+@dataclass(kw_only=True)
+class _Open:
+    """An object or a list whose end was not met yet.
+
+    keys: where it stands. key: of an object, that whose value is next, None before a key. index: of a list.
+    """
+
+    keys: Keys
+    is_object: bool
+    key: str | None = None
+    index: int = 0
+
+    @property
+    def inside(self) -> Keys:
+        """Where the value that is next stands."""
+        return (*self.keys, self.index if self.key is None else self.key)
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON document, as Transformers reads it.
 
@@ -35,6 +54,7 @@ def parse_json(text: str) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_distinct)
     except _Duplicate:
+        json.loads(text)  # raises for what is no JSON behind the duplicate
         raise DuplicateKeys(_duplicates(text)) from None
     if _is_deep(value):
         raise RecursionError(f"nested more than {MAX_DEPTH} deep")
@@ -48,22 +68,20 @@ def position_of(text: str, keys: Keys) -> Position | None:
 
 def keys_of(text: str) -> Iterator[tuple[Keys, int]]:
     """Every key of every object, led to by those around it, with its offset; in the order of the text."""
-    open_: list[tuple[Keys, bool]] = []  # where each list or object that is open stands, and whether it is an object
-    last: list[str | int | None] = []  # in each of them: the key whose value is next, the index, or None before a key
+    opened: list[_Open] = []
     for match in _TOKEN.finditer(text):
-        token = match[0]
+        token, around = match[0], opened[-1] if opened else None
         if token in "{[":
-            around = (*open_[-1][0], last[-1]) if open_ else ()
-            open_.append((around, token == "{"))
-            last.append(None if token == "{" else 0)
+            opened.append(_Open(keys=around.inside if around else (), is_object=token == "{"))
+        elif around is None:
+            continue  # a value alone
         elif token in "}]":
-            open_.pop()
-            last.pop()
-        elif token == "," and open_:
-            last[-1] = None if open_[-1][1] else last[-1] + 1
-        elif token[0] == '"' and open_ and open_[-1][1] and last[-1] is None:
-            last[-1] = json.loads(token, strict=False)
-            yield (*open_[-1][0], last[-1]), match.start()
+            opened.pop()
+        elif token == ",":
+            around.key, around.index = None, around.index + 1
+        elif around.is_object and around.key is None and token[0] == '"':
+            around.key = json.loads(token, strict=False)
+            yield around.inside, match.start()
 
 
 def _is_deep(value: Any) -> bool:

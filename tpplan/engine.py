@@ -20,7 +20,7 @@ from tpplan.planner.strategies import STRATEGIES
 from tpplan.stages import table
 
 if TYPE_CHECKING:
-    from tpplan.launch.verify import LaunchOptions
+    from tpplan.launch.options import LaunchOptions
     from tpplan.planner.candidates import Candidate
     from tpplan.planner.proposals import Attempt
     from tpplan.planner.repair import Repair
@@ -136,10 +136,13 @@ def compile_plan(request: Request, strategy: str | None, extend: bool) -> Compil
 
 def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Report:
     """The report on a plan, or on a model's repaired plan, with the stage on real ranks. Raises PlanError."""
+    from tpplan.launch.options import check_usage
     from tpplan.launch.verify import launched
 
-    judgement = _judged_or_repaired(request, strategy)
-    return launched(judgement, request, options)
+    subject, bench = _opened(request)
+    check_usage(options, subject)
+    judgement = _judged_or_repaired(request, subject, bench, strategy)
+    return launched(judgement, options, dtype_is_asked_for=request.dtype is not None).report()
 
 
 def depth_named(depth: str, *, measured: bool = False) -> str:
@@ -161,18 +164,18 @@ def _judged(subject: Subject, depth: str, bench: Bench) -> Judgement:
 
 def _passing(request: Request, strategy: str | None, extend: bool) -> Judgement:
     """The judgement of a plan that passes as it is, or of a model after its repair. Raises PlanError otherwise."""
-    judgement = _judged_or_repaired(request, strategy, extend)
+    judgement = _judged_or_repaired(request, *_opened(request), strategy, extend)
     if not judgement.passed:
         raise PlanError(judgement.report())
     return judgement
 
 
-def _judged_or_repaired(request: Request, strategy: str | None, extend: bool = False) -> Judgement:
+def _judged_or_repaired(
+    request: Request, subject: Subject, bench: Bench, strategy: str | None, extend: bool = False
+) -> Judgement:
     """A plan as it is, a model after its repair."""
     if request.is_plan:
-        subject, bench = _opened(request)
         return _judged(subject, table.deepest(), bench)
-    subject, bench = _opened_model(request)
     return _repaired(subject, strategy, extend, bench).judgement
 
 

@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from tpplan.config_text import DuplicateKeys, parse_json, position_of
 from tpplan.diagnostics import Diagnostic, InputError, Place
+from tpplan.units import one_line
 
 CONFIG_NAME = "config.json"
 MAX_CONFIG_BYTES = 16 * 2**20
@@ -61,7 +62,7 @@ def read_source(name: str) -> Source:
         if path.exists():
             return _source(name, path)
     except (OSError, ValueError) as error:  # a name too long for the file system, an embedded NUL, no permission
-        raise _unreadable(name, f"MODEL cannot be opened ({error})") from error
+        raise _unreadable(name, "MODEL cannot be opened", evidence=one_line(error)) from error
     looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".json", "/"))
     if looks_like_path or not HUB_ID.fullmatch(name):
         raise _unreadable(name, "there is no such file or directory, and it is not a hub id")
@@ -81,17 +82,18 @@ def _source(name: str, file: Path, **rest: Any) -> Source:
 def _read_text(path: Path) -> str:
     file = str(path)
     if not path.is_file():
-        raise _unreadable(file, "not a regular file")
+        raise _unreadable(file, "this is not a regular file")
     with path.open("rb") as stream:
         data = stream.read(MAX_CONFIG_BYTES + 1)
     if len(data) > MAX_CONFIG_BYTES:
-        raise _unreadable(file, f"larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
+        raise _unreadable(file, f"the file is larger than {MAX_CONFIG_BYTES // 2**20} MiB, which no config is")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise _unreadable(file, "the file is UTF-16 text", fix="save it as UTF-8")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _unreadable(file, f"not UTF-8 at byte {error.start}") from error
+        found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise _unreadable(file, "the file is not UTF-8 text", evidence=found) from error
     if text.startswith("\ufeff"):
         fact = "the file starts with a byte order mark, which JSON does not allow and Transformers refuses"
         raise _unreadable(file, fact, line=1, column=1, fix="save it as UTF-8 without a byte order mark (BOM)")
@@ -106,11 +108,19 @@ def _parse(text: str, file: str) -> dict:
     except DuplicateKeys as error:
         raise _duplicates(file, error) from None
     except json.JSONDecodeError as error:
-        raise _unreadable(file, f"not JSON: {error.msg}", line=error.lineno, column=error.colno) from error
+        line, column = error.lineno, error.colno
+        raise _unreadable(
+            file,
+            "the file is not JSON",
+            line=line,
+            column=column,
+            evidence=error.msg,
+            fix=f"correct the file at line {line}, column {column}",
+        ) from error
     except (RecursionError, ValueError) as error:
-        raise _unreadable(file, f"not a config: {error}") from error
+        raise _unreadable(file, "the file is not a config", evidence=str(error)) from error
     if not isinstance(config, dict):
-        raise _unreadable(file, f"holds a JSON {type(config).__name__}, a config is an object")
+        raise _unreadable(file, f"the file holds a JSON {type(config).__name__}, not the object that a config is")
     return config
 
 
@@ -145,7 +155,7 @@ def _read_hub(name: str) -> Source:
         # Without an answer huggingface_hub would retry for half a minute; the cache is asked at once instead.
         file = hf_hub_download(name, CONFIG_NAME, local_files_only=not _hub_answers())
     except HFValidationError as error:
-        raise _unreadable(name, f"neither a path nor a valid hub id ({error})") from error
+        raise _unreadable(name, "MODEL is neither a path nor a hub id", evidence=_first_line(error)) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise InputError(
             Diagnostic(
@@ -153,7 +163,7 @@ def _read_hub(name: str) -> Source:
                 message=f"the config of {name!r} could not be fetched from the hub, so nothing was checked",
                 where=Place(file=name),
                 evidence=f"{type(error).__name__}: {_first_line(error)}",
-                fix=f"give a directory or a config.json, or run `hf download {name} {CONFIG_NAME}` where there is network",
+                fix=f"run `hf download {name} {CONFIG_NAME}` where there is network",
             ),
             model=name,
         ) from error
@@ -184,7 +194,7 @@ def _checkpoint_keys(directory: Path) -> frozenset[str] | None:
     if index.is_file():
         weight_map = read_config(index).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise _unreadable(str(index), "has no weight_map")
+            raise _unreadable(str(index), "the index has no weight_map")
         return frozenset(weight_map)
     if single.is_file():
         return _safetensors_keys(single)
@@ -198,15 +208,18 @@ def _safetensors_keys(path: Path) -> frozenset[str]:
         with safe_open(path, framework="numpy") as checkpoint:
             return frozenset(checkpoint.keys())
     except (SafetensorError, OSError) as error:
-        raise _unreadable(str(path), f"not a safetensors file ({_first_line(error)})") from error
+        raise _unreadable(str(path), "this is not a safetensors file", evidence=_first_line(error)) from error
 
 
-def _unreadable(file: str, fact: str, line: int | None = None, column: int | None = None, fix: str = "") -> InputError:
+def _unreadable(
+    file: str, fact: str, *, line: int | None = None, column: int | None = None, evidence: str = "", fix: str = ""
+) -> InputError:
     return InputError(
         Diagnostic(
             code="TPP110",
             message=f"{fact}, so nothing was checked",
             where=Place(file=file, line=line, column=column),
+            evidence=evidence,
             fix=fix or f"give a directory with a {CONFIG_NAME}, a config file, or a hub id",
         ),
         model=file,

@@ -4,11 +4,11 @@
 torch counts them: `tp_size` ranks need `tp_size` devices. Nothing here imports torch or torch_tpu; what torch_tpu reads
 from the PCI bus is read the same way.
 
-Sources: chip counts of a host, devices a chip, HBM and PCI ids are those of torch_tpu 0.2.0
-(`torch_tpu/_internal/utils/hardware.py`; tests/test_targets.py compares them with the installed one), hosts of 2x2 chips
-in larger slices are its `distributed._CHIPS_PER_HOST`. Neither torch_tpu nor libtpu limits larger slices to those that
-exist, so they are the published ones (cloud.google.com/tpu/docs, pages v4, v5e, v5p, v6e and tpu7x): the shapes listed
-there, and above 64 chips whole cubes of 4x4x4.
+Sources: chip counts of a host, devices per chip, HBM and PCI ids are those of torch_tpu 0.2.0
+(`torch_tpu/_internal/utils/hardware.py`; tests/test_targets.py compares them with the installed one). Hosts of 2x2
+chips in larger slices are its `distributed._CHIPS_PER_HOST`. Neither torch_tpu nor libtpu limits larger slices to those
+that exist, so they are the published ones (cloud.google.com/tpu/docs, pages v4, v5e, v5p, v6e and tpu7x): the shapes
+listed there, and above 64 chips whole cubes of 4x4x4.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class Hardware:
     """One kind of device. All counts are of devices, which are ranks, not of chips.
 
     device: its name. backend: torch.distributed's for collectives on it. host_counts: how many devices a launch on one
-    host can use, ascending; empty where there is no limit or none is known. devices_per_chip: 2 on v7. hbm_bytes: memory
-    of one device, None where it is not known (cpu, and `tpu` of no generation). shapes: chips (x, y, z) of the slices of
-    several hosts up to one cube, ascending. max_cubes: largest slice of whole 4x4x4 cubes, 0 where there are none.
+    host can use, ascending; empty where there is no limit or none is known. devices_per_chip: 2 on v7. hbm_bytes:
+    memory of one device, None where it is not known (cpu, and `tpu` of no generation). shapes: chips (x, y, z) of the
+    slices of several hosts up to one cube, ascending. max_cubes: largest slice of whole 4x4x4 cubes, 0 where there are
+    none.
     """
 
     device: Device
@@ -86,7 +87,7 @@ class Hardware:
         return next((shape for shape in self.shapes if shape[0] * shape[1] * shape[2] == chips), None)
 
     def topology(self, tp_size: int) -> str:
-        """The slice as torch_tpu writes it in TORCH_TPU_TOPOLOGY, such as `4,4,1`, on v7 with the devices a chip last.
+        """The slice as torch_tpu writes it in TORCH_TPU_TOPOLOGY, such as `4,4,1`, on v7 the devices per chip last.
 
         Raises ValueError where no slice of several hosts has this count.
         """
@@ -96,12 +97,20 @@ class Hardware:
         return ",".join(map(str, (*shape, self.devices_per_chip) if self.devices_per_chip > 1 else shape))
 
     def slice_counts(self) -> tuple[int, ...]:
-        """Devices of each slice of several hosts up to one cube, ascending; multiples of the last where max_cubes > 1."""
+        """Devices of each slice of several hosts up to one cube, ascending; multiples of the last if max_cubes > 1."""
         return tuple(x * y * z * self.devices_per_chip for x, y, z in self.shapes)
 
 
 FLAT_SLICES: tuple[Shape, ...] = ((4, 4, 1), (4, 8, 1), (8, 8, 1), (8, 16, 1), (16, 16, 1))
 DEEP_SLICES: tuple[Shape, ...] = ((2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4))
+
+
+def _tpu(device: Device, host_counts: tuple[int, ...], gib: int, shapes: tuple[Shape, ...], **more: int) -> Hardware:
+    """gib: HBM of a device."""
+    return Hardware(
+        device=device, backend="tpu_dist", host_counts=host_counts, hbm_bytes=gib * GIB, shapes=shapes, **more
+    )
+
 
 TARGETS: Mapping[Device, Hardware] = MappingProxyType(
     {
@@ -109,45 +118,11 @@ TARGETS: Mapping[Device, Hardware] = MappingProxyType(
         for hardware in (
             Hardware(device=Device.CPU, backend="gloo"),
             Hardware(device=Device.TPU, backend="tpu_dist"),
-            Hardware(
-                device=Device.TPU_V4,
-                backend="tpu_dist",
-                host_counts=(1, 2, 4, 8),
-                hbm_bytes=32 * GIB,
-                shapes=DEEP_SLICES,
-                max_cubes=4096 // CUBE,
-            ),
-            Hardware(
-                device=Device.TPU_V5E,
-                backend="tpu_dist",
-                host_counts=(1, 4, 8),
-                hbm_bytes=16 * GIB,
-                shapes=FLAT_SLICES,
-            ),
-            Hardware(
-                device=Device.TPU_V5P,
-                backend="tpu_dist",
-                host_counts=(1, 2, 4, 8),
-                hbm_bytes=95 * GIB,
-                shapes=DEEP_SLICES,
-                max_cubes=6144 // CUBE,
-            ),
-            Hardware(
-                device=Device.TPU_V6E,
-                backend="tpu_dist",
-                host_counts=(1, 4, 8),
-                hbm_bytes=32 * GIB,
-                shapes=FLAT_SLICES,
-            ),
-            Hardware(
-                device=Device.TPU_V7,
-                backend="tpu_dist",
-                host_counts=(2, 4, 8),
-                devices_per_chip=2,
-                hbm_bytes=192 * GIB // 2,
-                shapes=DEEP_SLICES,
-                max_cubes=9216 // CUBE,
-            ),
+            _tpu(Device.TPU_V4, (1, 2, 4, 8), 32, DEEP_SLICES, max_cubes=4096 // CUBE),
+            _tpu(Device.TPU_V5E, (1, 4, 8), 16, FLAT_SLICES),
+            _tpu(Device.TPU_V5P, (1, 2, 4, 8), 95, DEEP_SLICES, max_cubes=6144 // CUBE),
+            _tpu(Device.TPU_V6E, (1, 4, 8), 32, FLAT_SLICES),
+            _tpu(Device.TPU_V7, (2, 4, 8), 192 // 2, DEEP_SLICES, max_cubes=9216 // CUBE, devices_per_chip=2),
         )
     }
 )
@@ -162,7 +137,7 @@ class Attached:
 
 
 def resolve(device: str, root: str | Path = "/") -> Hardware:
-    """The entry of TARGETS for `device`, a value of `Device`; for `tpu` the generation on this machine, where it has one.
+    """The entry of TARGETS for `device`, a value of `Device`; for `tpu` the generation on this machine, if it has one.
 
     root: the file system whose PCI bus is read. Raises ValueError for a name that is no Device.
     """
@@ -177,19 +152,20 @@ def attached_tpus(root: str | Path = "/") -> Attached | None:
     """
     bus = Path(root) / "sys/bus/pci/devices"
     functions = sorted(bus.iterdir()) if bus.is_dir() else []
-    found = [(PCI_IDS[identity], function) for function in functions if (identity := _tpu_id(function)) in PCI_IDS]
+    found = [(device, function) for function in functions if (device := _tpu_of(function))]
     if not found:
         return None
     return Attached(device=found[0][0], usable=sum(_is_exposed(function, Path(root)) for _, function in found))
 
 
-def _tpu_id(function: Path) -> str | None:
-    """The PCI device id where the vendor is Google."""
+def _tpu_of(function: Path) -> Device | None:
+    """The TPU that a PCI function is, or None."""
     try:
         vendor = (function / "vendor").read_text(encoding="utf-8").strip()
-        return (function / "device").read_text(encoding="utf-8").strip() if vendor == GOOGLE else None
+        identity = (function / "device").read_text(encoding="utf-8").strip()
     except OSError:
         return None  # a function that went away, or that may not be read, is none that torch_tpu counts
+    return PCI_IDS.get(identity) if vendor == GOOGLE else None
 
 
 def _is_exposed(function: Path, root: Path) -> bool:

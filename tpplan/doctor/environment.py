@@ -9,22 +9,8 @@ from pathlib import Path
 
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
+from tpplan.launcher_variables import OF_A_CHIP, OF_A_LAUNCH, OF_A_RANK, OF_A_SLICE
 from tpplan.targets import AUTOLOAD, CHIPS_PER_HOST
-
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-# what set_tpu_launch_env sets and, where they are set already, keeps (torch_tpu/_internal/distributed/distributed.py)
-KEPT = ("TORCH_TPU_TOPOLOGY", "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_XPROF_SESSION_ID", "NNODES", "NODE_RANK")
-GIVEN = ("TPU_WORKER_HOSTNAMES", "JOB_COMPLETION_INDEX")
-# what torch_tpu's native code sets in each rank, from LOCAL_RANK and the two above
-OF_A_CHIP = (
-    "CLOUD_TPU_TASK_ID",
-    "TPU_CHIPS_PER_PROCESS_BOUNDS",
-    "TPU_PROCESS_ADDRESSES",
-    "TPU_PROCESS_BOUNDS",
-    "TPU_PROCESS_PORT",
-    "TPU_VISIBLE_CHIPS",
-    "TPU_VISIBLE_DEVICES",
-)
 
 
 def environment_lines(machine: Machine) -> Iterator[Line]:
@@ -40,12 +26,10 @@ def _rank(machine: Machine) -> Line:
     name = "rank-variables"
     there = _set(machine, OF_A_RANK)
     if not there:
-        return passed(name, "none is set: this process is no rank")
+        return passed(name, "none is set: this process is not a rank")
     if machine.inside_a_rank:
         return passed(name, f"a rank of torchrun: {_shown(there)}")
-    found = (
-        f"{_shown(there)}, and torchrun (TORCHELASTIC_RUN_ID) did not set them: a load waits for ranks that may not be"
-    )
+    found = f"{_shown(there)}, not set by torchrun (no TORCHELASTIC_RUN_ID): a load waits for ranks that may not exist"
     return failed(name, found, code="TPP925", fix=f"unset {' '.join(there)}")
 
 
@@ -65,12 +49,12 @@ def _launch(machine: Machine) -> Line:
     name = "launch-variables"
     if not machine.wants_tpu:
         return not_applicable(name, NO_TPU)
-    there = _set(machine, (*GIVEN, *KEPT))
+    there = _set(machine, (*OF_A_SLICE, *OF_A_LAUNCH))
     if not there:
         return passed(name, "none is set: set_tpu_launch_env chooses them for one host")
     problems = [*_topology_problems(machine), *_address_problems(machine), *_host_problems(machine)]
     if problems:
-        fix = f"unset those of an earlier launch (of {' '.join(there)}), or set them alike on every host"
+        fix = f"unset {' '.join(there)}, then set this launch's values on every host"
         return failed(name, f"{'; '.join(problems)}; set_tpu_launch_env keeps what is set", code="TPP926", fix=fix)
     return passed(name, f"set, kept by set_tpu_launch_env, and not at odds: {' '.join(there)}")
 
@@ -85,7 +69,7 @@ def _topology_problems(machine: Machine) -> Iterator[str]:
         return
     chips = _chips(text)
     if chips is None:
-        yield f"TORCH_TPU_TOPOLOGY is {text!r}, no chips along each axis such as 2,2,1"
+        yield f"TORCH_TPU_TOPOLOGY is {text!r}, not chips along each axis such as 2,2,1"
     elif hosts > 1 and chips != hosts * CHIPS_PER_HOST:
         yield f"TORCH_TPU_TOPOLOGY {text} is {chips} chips, {hosts} hosts have {hosts * CHIPS_PER_HOST}"
     elif not machine.several_hosts and machine.attached and machine.attached.usable:
@@ -101,7 +85,7 @@ def _address_problems(machine: Machine) -> Iterator[str]:
         return
     addresses = [address.rpartition(":") for address in text.split(",")]
     if any(not host or not port.isdecimal() for host, _, port in addresses):
-        yield f"TORCH_TPU_SLICEBUILDER_ADDRESSES is {text[:60]!r}, no list of host:port"
+        yield f"TORCH_TPU_SLICEBUILDER_ADDRESSES is {text[:60]!r}, not a list of host:port"
         return
     named = machine.worker_hostnames if machine.several_hosts else ["localhost"]
     others = sorted({host for host, _, _ in addresses} - set(named))
@@ -116,24 +100,28 @@ def _address_problems(machine: Machine) -> Iterator[str]:
 def _host_problems(machine: Machine) -> Iterator[str]:
     """What set_tpu_launch_env raises on, or ranks wait for, where there are several hosts."""
     hosts, environment = machine.worker_hostnames, machine.environment
-    index = environment.get("JOB_COMPLETION_INDEX")
-    if index is not None and not hosts:
-        yield "JOB_COMPLETION_INDEX is set and TPU_WORKER_HOSTNAMES is not: torch_tpu raises"
-    elif index is not None and not (index.isdecimal() and int(index) < len(hosts)):
-        yield f"JOB_COMPLETION_INDEX is {index!r}, the {len(hosts)} hosts are 0 to {len(hosts) - 1}"
-    elif len(hosts) > 1 and index is None and not {"NODE_RANK", "TORCH_TPU_TOPOLOGY"} & environment.keys():
-        yield f"{len(hosts)} hosts, and neither JOB_COMPLETION_INDEX nor TORCH_TPU_TOPOLOGY says which this is"
+    yield from _index_problems(machine)
     if any(not re.fullmatch(r"[\w.:\[\]-]+", host) for host in hosts):
-        yield "TPU_WORKER_HOSTNAMES holds what is no host name"
-    if "NNODES" in environment and environment["NNODES"] != str(max(len(hosts), 1)):
-        yield (
-            f"NNODES is {environment['NNODES']}, there is 1 host"
-            if len(hosts) < 2
-            else (f"NNODES is {environment['NNODES']}, TPU_WORKER_HOSTNAMES has {len(hosts)} hosts")
-        )
-    rank = environment.get("NODE_RANK")
-    if rank is not None and not (rank.isdecimal() and int(rank) < max(len(hosts), 1)):
-        yield f"NODE_RANK is {rank}, of {max(len(hosts), 1)} hosts"
+        yield "TPU_WORKER_HOSTNAMES has an entry that is not a host name"
+    count = max(len(hosts), 1)
+    nnodes, rank = environment.get("NNODES"), environment.get("NODE_RANK")
+    if nnodes not in (None, str(count)):
+        yield f"NNODES is {nnodes}, {f'TPU_WORKER_HOSTNAMES has {count} hosts' if count > 1 else 'there is 1 host'}"
+    if rank is not None and not (rank.isdecimal() and int(rank) < count):
+        yield f"NODE_RANK is {rank}, of {count} host{'s' * (count > 1)}"
+
+
+def _index_problems(machine: Machine) -> Iterator[str]:
+    """Whether the environment says which of the hosts this one is."""
+    hosts, environment = machine.worker_hostnames, machine.environment
+    index = environment.get("JOB_COMPLETION_INDEX")
+    if index is None:
+        if len(hosts) > 1 and not {"NODE_RANK", "TORCH_TPU_TOPOLOGY"} & environment.keys():
+            yield f"{len(hosts)} hosts, and neither JOB_COMPLETION_INDEX nor TORCH_TPU_TOPOLOGY says which this is"
+    elif not hosts:
+        yield "JOB_COMPLETION_INDEX is set and TPU_WORKER_HOSTNAMES is not: torch_tpu raises"
+    elif not (index.isdecimal() and int(index) < len(hosts)):
+        yield f"JOB_COMPLETION_INDEX is {index!r}, the {len(hosts)} hosts are 0 to {len(hosts) - 1}"
 
 
 def _chip(machine: Machine) -> Line:
@@ -142,9 +130,7 @@ def _chip(machine: Machine) -> Line:
         return not_applicable(name, NO_TPU)
     there = _set(machine, OF_A_CHIP)
     if there and not machine.inside_a_rank:
-        found = (
-            f"{_shown(there)}: torch_tpu sets these in each rank, so they are of another launch or of another library"
-        )
+        found = f"{_shown(there)}: torch_tpu sets these in each rank, so another launch or another library set them"
         return failed(name, found, code="TPP932", fix=f"unset {' '.join(there)}")
     return passed(name, f"set in this rank: {_shown(there)}" if there else "none is set outside a rank")
 
@@ -155,13 +141,13 @@ def _library(machine: Machine) -> Line:
     if not machine.wants_tpu or not path:
         return not_applicable(name, "TPU_LIBRARY_PATH is not set" if machine.wants_tpu else NO_TPU)
     if not Path(path).is_file():
-        found = f"TPU_LIBRARY_PATH is {path}, which is no file: libtpu's own path is not used then"
+        found = f"TPU_LIBRARY_PATH is {path}, which is not a file, and it replaces the path of the installed libtpu"
         return failed(name, found, code="TPP932", fix="unset TPU_LIBRARY_PATH")
     return passed(name, f"TPU_LIBRARY_PATH is {path}")
 
 
 def _chips(topology: str) -> int | None:
-    """Chips of a topology as torch_tpu reads it: up to three axes, what follows is devices a chip; None if it cannot."""
+    """Chips of a topology as torch_tpu reads it: up to three axes, then devices per chip; else None."""
     parts = [part for part in re.split("[,xX]", topology) if part]
     if not parts or not all(part.isdecimal() for part in parts):
         return None

@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
 from tpplan.doctor.packages import installed
-from tpplan.launch.processes import Workspace, workspace
+from tpplan.launch.processes import Workspace, own_command, workspace
 from tpplan.targets import AUTOLOAD
 from tpplan.units import signal_name
 
@@ -108,19 +108,16 @@ def _start(role: str, machine: Machine, children: Workspace) -> subprocess.Popen
     environment = {name: value for name, value in machine.environment.items() if name != AUTOLOAD}
     if role == "libraries":
         environment[AUTOLOAD] = "0"
-    home = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({home!r}); from tpplan.doctor.imports import child; child(*sys.argv[1:])"
     answers = str(children.directory / f"{role}.answers")
-    return children.start([sys.executable, "-P", "-c", code, role, answers], environment, f"{role}.log")
+    return children.start(own_command("tpplan.doctor.imports", role, answers), environment, f"{role}.log")
 
 
 def _finish(role: str, machine: Machine, children: Workspace, process: subprocess.Popen) -> Answers:
     try:
         code = process.wait(machine.timeout)
-        ending = ""
+        error = "" if code == 0 else _ending(code, children.directory / f"{role}.log")
     except subprocess.TimeoutExpired:
-        code = None
-        ending = f"no answer within {machine.timeout:g} s; the process was ended"
+        error = f"no answer within {machine.timeout:g} s; the process was ended"
     answers = children.directory / f"{role}.answers"
     found: dict[str, Any] = {}
     step = next(iter(STEPS[role]))
@@ -131,9 +128,7 @@ def _finish(role: str, machine: Machine, children: Workspace, process: subproces
             return Answers(found=found, step=step, error=said["error"])
         if "found" in said:
             found[step] = said["found"]
-    if code == 0:
-        return Answers(found=found)
-    return Answers(found=found, step=step, error=ending or _ending(code, children.directory / f"{role}.log"))
+    return Answers(found=found, step=step if error else "", error=error)
 
 
 def _ending(code: int, log: Path) -> str:
@@ -150,7 +145,7 @@ def child(role: str, file: str) -> None:
         for name, step in STEPS[role].items():
             answers.write(json.dumps({"step": name}) + "\n")
             try:
-                answer = {"found": step()}
+                answer: dict[str, Any] = {"found": step()}
             except BaseException as error:  # a broken install raises anything, SystemExit too; it is the finding
                 answer = {"error": "; caused by ".join(_causes(error))}
             answers.write(json.dumps({"step": name} | answer) + "\n")
@@ -204,7 +199,7 @@ def _devices() -> dict[str, Any]:
     return {"type": accelerator.type if accelerator else "none", "count": torch.accelerator.device_count()}
 
 
-STEPS = {
+STEPS: dict[str, dict[str, Callable[[], Any]]] = {
     "libraries": {"torch": _torch, "transformers": _transformers, "internals": _internals},
     "tpu": {"torch_tpu": _torch_tpu, "chips": _devices},
 }

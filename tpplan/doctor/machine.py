@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpplan.choices import Device
+from tpplan.launcher_variables import inside_a_rank
 from tpplan.targets import TARGETS, Attached, Hardware, attached_tpus
 
 NO_TPU = "the device is cpu"
@@ -38,8 +39,8 @@ class Machine:
 
     @property
     def inside_a_rank(self) -> bool:
-        """Whether torchrun started this process: its run id is there beside the rank."""
-        return "TORCHELASTIC_RUN_ID" in self.environment and "RANK" in self.environment
+        """Whether this process is a rank that torchrun started."""
+        return inside_a_rank(self.environment)
 
     @property
     def worker_hostnames(self) -> list[str]:

@@ -129,7 +129,7 @@ def _requirements(distribution: Distribution) -> list[Requirement]:
         requirement = Requirement(text)
         name, marker = canonicalize_name(requirement.name), requirement.marker
         always = marker is None or marker.evaluate({"extra": ""})
-        if always or (marker.evaluate({"extra": name}) and installed(name)):
+        if always or (marker and marker.evaluate({"extra": name}) and installed(name)):
             found[name, str(requirement.specifier)] = requirement
     return list(found.values())
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
 from tpplan.launch.processes import LEAST_PROCESS_BYTES, available_bytes
+from tpplan.launcher_variables import BASE_PORT, MASTER_PORT
 from tpplan.units import gib
 
 LOCK_FILE = "tmp/libtpu_lockfile"  # libtpu locks it while it holds a chip
 CHIP = re.compile(r"/dev/(accel\d+|vfio/\d+)")
-MASTER_PORT = 29500  # torchrun's, and what set_tpu_launch_env sets
-BASE_PORT = 8070  # set_tpu_launch_env's TORCH_TPU_BASE_PORT on several hosts, a port for each device
+ADDRESSES, BASE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_BASE_PORT"
 TCMALLOC = "libtcmalloc"  # as torch_tpu/_tcmalloc_check.py looks for it
 
 
@@ -114,11 +114,10 @@ def _memory(machine: Machine) -> Line:
     name, available = "memory", available_bytes()
     if available is None:
         return not_applicable(name, "there is no /proc/meminfo")
-    ranks = machine.attached.usable if machine.wants_tpu and machine.attached else 1
-    needed = max(ranks, 1) * LEAST_PROCESS_BYTES
-    found = (
-        f"{gib(available)} are free; a process on each of {max(ranks, 1)} devices takes {gib(needed)} without a model"
-    )
+    ranks = max(machine.attached.usable if machine.wants_tpu and machine.attached else 1, 1)
+    needed = ranks * LEAST_PROCESS_BYTES
+    devices = f"each of {ranks} devices" if ranks > 1 else "one device"
+    found = f"{gib(available)} are free; a process for {devices} needs {gib(needed)}, without a model"
     if available < needed:
         return failed(name, found, code="TPP931", fix="end other processes, or raise the container's limit")
     return passed(name, found)
@@ -131,9 +130,9 @@ def _master_port(machine: Machine) -> Line:
         return not_applicable(name, "this process is a rank: its own launch has the port")
     host, text = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", str(MASTER_PORT))
     if not _is_port(text):
-        return failed(name, f"MASTER_PORT is {text!r}, no port", code="TPP930", fix="unset MASTER_PORT")
+        return failed(name, f"MASTER_PORT is {text!r}, not a port", code="TPP930", fix="unset MASTER_PORT")
     if host and not _is_here(host):
-        return not_applicable(name, f"MASTER_ADDR is {host}, which is no address of this machine")
+        return not_applicable(name, f"MASTER_ADDR is {host}, not an address of this machine")
     problem = _not_free(int(text))
     if problem:
         fix = f"give another: --master_port={_free_port()} to tpplan launch"
@@ -143,28 +142,33 @@ def _master_port(machine: Machine) -> Line:
 
 def _slice_ports(machine: Machine) -> Line:
     """Whether the ports where torch_tpu's processes of this host meet the others can be bound."""
-    name, environment = "slice-ports", machine.environment
+    name = "slice-ports"
     if not machine.wants_tpu or machine.inside_a_rank:
         return not_applicable(name, "this process is a rank" if machine.wants_tpu else NO_TPU)
-    addresses = environment.get("TORCH_TPU_SLICEBUILDER_ADDRESSES")
-    if addresses is not None:
-        pairs = [address.rpartition(":") for address in addresses.split(",")]
-        ports = [port for host, _, port in pairs if host and _is_here(host)]
-    elif machine.several_hosts:
-        first = environment.get("TORCH_TPU_BASE_PORT", str(BASE_PORT))
-        last = int(first) + machine.hardware.devices_per_host if _is_port(first) else 0
-        ports = [str(port) for port in range(int(first), last)] if last else [first]
-    else:
+    variable, ports = _ports_of_this_host(machine)
+    if not variable:
         return not_applicable(name, "set_tpu_launch_env picks free ports on one host")
-    if not all(map(_is_port, ports)):
-        found = f"{', '.join(port for port in ports if not _is_port(port))} is no port"
-        return failed(name, found, code="TPP930", fix="unset TORCH_TPU_SLICEBUILDER_ADDRESSES TORCH_TPU_BASE_PORT")
+    if wrong := [port for port in ports if not _is_port(port)]:
+        found = f"{variable}: {', '.join(wrong)} is not a port"
+        return failed(name, found, code="TPP930", fix=f"unset {variable}")
     taken = [f"port {port} {problem}" for port in ports if (problem := _not_free(int(port)))]
     if taken:
-        where = "TORCH_TPU_SLICEBUILDER_ADDRESSES" if addresses is not None else "TORCH_TPU_BASE_PORT"
-        fix = f"unset {where}" if addresses is not None else f"export {where}={_free_port()} on every host"
+        fix = f"unset {variable}" if variable == ADDRESSES else f"export {variable}={_free_port()} on every host"
         return failed(name, "; ".join(taken), code="TPP930", fix=fix)
     return passed(name, f"free: {', '.join(ports)}" if ports else "none of the addresses is this machine's")
+
+
+def _ports_of_this_host(machine: Machine) -> tuple[str, list[str]]:
+    """The variable that says them and the ports as it says them; no variable where torch_tpu picks them."""
+    if ADDRESSES in machine.environment:
+        pairs = [address.rpartition(":") for address in machine.environment[ADDRESSES].split(",")]
+        return ADDRESSES, [port for host, _, port in pairs if host and _is_here(host)]
+    if not machine.several_hosts:
+        return "", []
+    first = machine.environment.get(BASE, str(BASE_PORT))
+    if not _is_port(first):
+        return BASE, [first]
+    return BASE, [str(int(first) + number) for number in range(machine.hardware.devices_per_host)]
 
 
 def _is_port(text: str) -> bool:

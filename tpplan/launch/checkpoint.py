@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpplan.diagnostics import Diagnostic, Place
+from tpplan.launch.options import SaveMiniature
 from tpplan.launch.processes import available_bytes
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import build_skeleton
@@ -20,8 +20,6 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 PROCESS_BYTES = 512 * 2**20  # a process with torch and Transformers, and the activations of one short forward
 TRAINING_FACTOR = 3  # weights, gradients, and gradients in float32 to compare
-
-SaveMiniature = Callable[[Subject, Path], "str | Path"]
 
 
 class NotLaunched(Exception):
@@ -53,7 +51,7 @@ def find_checkpoint(
         return _miniature(subject, workspace / "miniature", save, asked=miniature)
     if subject.spec.quantization:
         method = subject.spec.quantization
-        raise NotLaunched(f"the checkpoint is quantized ({method}); --miniature launches the model without it")
+        raise NotLaunched(f"the checkpoint is quantized ({method}); --miniature launches an unquantized miniature")
     return Checkpoint(subject=subject, directory=weights)
 
 
@@ -74,7 +72,7 @@ def weights_of(source: Source) -> Path | None:
 
 
 def unsharded_does_not_fit(checkpoint: Checkpoint) -> str:
-    """Why the whole model cannot be loaded beside what runs on this machine, or an empty string."""
+    """Why the unsharded model cannot be loaded beside what runs on this machine, or an empty string."""
     subject = checkpoint.subject
     needed = subject.skeleton.bytes * (TRAINING_FACTOR if subject.training else 1) + PROCESS_BYTES
     available = available_bytes()
@@ -89,10 +87,10 @@ def unsharded_does_not_fit(checkpoint: Checkpoint) -> str:
 def _miniature(subject: Subject, directory: Path, save: SaveMiniature | None, asked: bool) -> Checkpoint:
     from safetensors import SafetensorError
 
-    if save is None:
-        from tpplan.miniature.build import save_miniature as save
+    from tpplan.miniature.build import save_miniature
+
     try:
-        saved = Path(save(subject, directory))
+        saved = Path((save or save_miniature)(subject, directory))
     except ValueError as error:
         raise NotLaunched(f"no miniature of the model can be built: {error}") from error
     except (OSError, SafetensorError) as error:  # a full disk
@@ -108,7 +106,7 @@ def _miniature(subject: Subject, directory: Path, save: SaveMiniature | None, as
     skeleton = build_skeleton(spec)
     note = Diagnostic(
         code="TPP520",
-        message="a miniature of the model was launched" + ("" if asked else ", for its weights are not on this disk"),
+        message="a miniature was launched" + ("" if asked else ", because the model's weights are not on this disk"),
         where=Place(file=source.name),
         evidence=f"{skeleton.bytes} bytes of parameters, {subject.skeleton.bytes} in the full model",
     )

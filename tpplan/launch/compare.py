@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpplan.launch.records import Gradients, WrongGradient
 from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 
 if TYPE_CHECKING:
@@ -16,10 +18,8 @@ if TYPE_CHECKING:
 
 def first_unequal(got: Sequence[int], want: Sequence[int]) -> int | None:
     """The index of the first token that differs, counting a missing one, or None."""
-    for index, (one, other) in enumerate(zip(got, want)):
-        if one != other:
-            return index
-    return None if len(got) == len(want) else min(len(got), len(want))
+    pairs = enumerate(zip_longest(got, want))
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 class UnshardedNumbers:
@@ -39,10 +39,10 @@ class UnshardedNumbers:
         with self._open() as saved:
             return difference(logits, saved.get_tensor("logits"), self._tolerance.logits)
 
-    def compare_gradients(self, model: Any, scale: float) -> dict[str, Any]:
-        """How many gradients were compared, the worst error, and the wrong ones with their Difference.
+    def compare_gradients(self, model: Any, scale: float) -> Gradients:
+        """The gradients of `model` beside the unsharded ones, each gathered over the ranks, in the same order on all.
 
-        Each is gathered over the ranks, in the same order on all. scale: the largest gradient of the unsharded model.
+        scale: the largest gradient of the unsharded model.
         """
         named = dict(model.named_parameters())
         present = _on_every_rank(named)
@@ -61,8 +61,8 @@ class UnshardedNumbers:
                     found = Difference(error=math.inf, first="missing" if wanted else "there, unsharded there is none")
                 worst = max(worst, found.error)
                 if found.error > self._tolerance.gradients:
-                    wrong.append({"parameter": name} | asdict(found))
-        return {"compared": compared, "worst": worst, "wrong": wrong}
+                    wrong.append(WrongGradient(parameter=name, **asdict(found)))
+        return Gradients(compared=compared, worst=worst, wrong=tuple(wrong))
 
     def _open(self) -> Any:
         from safetensors import safe_open
@@ -93,4 +93,4 @@ def _on_every_rank(named: Mapping[str, Any]) -> dict[str, bool]:
         counts = counts.to(local_part(next(iter(named.values()))).device)
         dist.all_reduce(counts)  # a sum: the TPU backend lowers no MIN
         ranks = dist.get_world_size()
-    return dict(zip(named, (counts.cpu() == ranks).tolist()))
+    return dict(zip(named, (counts.cpu() == ranks).tolist(), strict=True))

@@ -70,6 +70,16 @@ def workspace() -> Iterator[Workspace]:
                     shutil.rmtree(made.directory)
 
 
+def own_command(module: str, *arguments: str) -> list[str]:
+    """The command of a child that calls `child(*arguments)` of one of tpplan's modules.
+
+    It is found without touching PYTHONPATH, which what the child starts inherits.
+    """
+    home = str(Path(__file__).resolve().parents[2])
+    code = f"import sys; sys.path.append({home!r}); from {module} import child; child(*sys.argv[1:])"
+    return [sys.executable, "-P", "-c", code, *arguments]
+
+
 def marked(marker: str) -> list[int]:
     """Pids of the live processes that have `marker` in their environment, where the system tells."""
     wanted = f"{MARKER}={marker}".encode()

@@ -16,9 +16,11 @@ from pathlib import Path
 from tpplan.diagnostics import Diagnostic, Place
 from tpplan.launch.checkpoint import Checkpoint
 from tpplan.launch.findings import Ended
+from tpplan.launch.options import LaunchOptions
 from tpplan.launch.processes import Workspace, out_of_memory_kills, resident_bytes, state_of
+from tpplan.launch.records import UNSHARDED, Job, LaunchPhase, RankResult, read_result
 from tpplan.launch.torchrun import FAILURES, agent_command
-from tpplan.launch.worker import UNSHARDED, Job, LaunchPhase, RankResult, read_result
+from tpplan.launcher_variables import without_torchrun
 from tpplan.model.forward import example_inputs
 from tpplan.subject import Subject
 from tpplan.targets import AUTOLOAD
@@ -30,32 +32,17 @@ POLL_SECONDS = 0.05
 STACK_SECONDS = 0.5  # for ranks that hang to write down where they are
 TAIL_LINES, TAIL_CHARACTERS = 4, 600
 SHUTDOWN_SECONDS = "5"  # torchrun's patience with ranks that it ends
-# Variables of another torchrun, in whose worker this may run.
-OTHERS_PREFIXES = ("PET_", "TORCHELASTIC_", "TORCH_ELASTIC_", "GROUP_", "ROLE_", "MASTER_")
-OTHERS = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-
-Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """nnodes: number of hosts; node_rank: of this one; endpoint: HOST:PORT where the agents meet, None for one host."""
-
-    nnodes: int
-    node_rank: int
-    endpoint: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """variables: environment for the ranks. space: where children and files are. timeout: seconds for all of them."""
+    """options: complete; with the place to meet of several hosts. variables: environment for the ranks. space: where
+    children and files are."""
 
     checkpoint: Checkpoint
-    hosts: Hosts
+    options: LaunchOptions
     variables: dict[str, str]
     space: Workspace
-    timeout: float
-    progress: Progress
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -65,8 +52,8 @@ class Launch:
     @property
     def ranks(self) -> range:
         """The ranks of this host."""
-        count = self.subject.sharding.tp_size // self.hosts.nnodes
-        return range(self.hosts.node_rank * count, (self.hosts.node_rank + 1) * count)
+        count = self.subject.sharding.tp_size // self.options.nnodes
+        return range(self.options.node_rank * count, (self.options.node_rank + 1) * count)
 
     def run_unsharded(self) -> tuple[RankResult | None, list[Diagnostic]]:
         """The unsharded model's result, or None where there is none to compare with, and why: an error or a warning."""
@@ -79,12 +66,12 @@ class Launch:
         phase = result.phase if result else LaunchPhase.START
         words = _tail(self.space.directory / "unsharded.log")
         if not in_time:
-            return None, [self._fails(f"did not finish {phase} within {self.timeout:g} s", words)]
+            return None, [self._fails(f"did not finish {phase} within {self.options.timeout:g} s", words)]
         if child.returncode < 0:
             name = signal_name(-child.returncode)
             return None, [self.not_compared(f"the process of the unsharded model was ended by {name} in {phase}")]
         if child.returncode or result is None:
-            error = f"{result.error['type']}: {result.error['message']}; " if result and result.error else ""
+            error = f"{result.error.type}: {result.error.message}; " if result and result.error else ""
             return None, [self._fails(f"raises in {phase}", f"{error}stderr: {words or 'empty'}")]
         if not result.finite:
             return result, [self.not_compared("the logits of the unsharded model are not finite")]
@@ -111,7 +98,7 @@ class Launch:
             exit_codes={int(rank): code for rank, code in codes.items()},
             stderr={rank: _tail(log) if in_time else _stack(log) for rank, log in self._stderr_files().items()},
             states=states,
-            after=None if in_time else self.timeout,
+            after=None if in_time else self.options.timeout,
             out_of_memory=out_of_memory_kills() > kills,
             launcher=(agent.returncode or 0, _tail(self.space.directory / "torchrun.log")),
         )
@@ -119,7 +106,7 @@ class Launch:
     def _wait(self, child: subprocess.Popen, each_time: Callable[[], None]) -> bool:
         """Whether the child ended before the time was up."""
         while child.poll() is None:
-            if time.monotonic() - self.started > self.timeout:
+            if time.monotonic() - self.started > self.options.timeout:
                 return False
             each_time()
             time.sleep(POLL_SECONDS)
@@ -127,12 +114,14 @@ class Launch:
 
     def _report_progress(self, what: str, results: list[RankResult | None], held: int) -> None:
         """The part done: phases, and while loading the memory that a process has of what it will hold."""
-        phases = [PHASES.index(LaunchPhase(result.phase)) if result else 0 for result in results]
+        if self.options.progress is None:
+            return
+        phases = [PHASES.index(result.phase) if result else 0 for result in results]
         done = float(sum(phases))
         for result in results:
             if result and result.phase == LaunchPhase.LOAD and held:
                 done += min(resident_bytes(result.pid) / held, 1.0)
-        self.progress(f"{what}: {PHASES[min(phases)]}", min(done / len(phases) / (len(PHASES) - 1), 1.0))
+        self.options.progress(f"{what}: {PHASES[min(phases)]}", min(done / len(phases) / (len(PHASES) - 1), 1.0))
 
     def _found(self) -> list[RankResult | None]:
         """The result of each rank of this host, None where there is none yet."""
@@ -143,8 +132,9 @@ class Launch:
 
     def _ask_where_they_are(self) -> dict[int, str]:
         """Rank -> the letter of its state. Each one that can writes its stack to its stderr."""
-        states = {rank: state_of(result.pid) for rank, result in self._results().items()}
-        for rank, result in self._results().items():
+        results = self._results()
+        states = {rank: state_of(result.pid) for rank, result in results.items()}
+        for rank, result in results.items():
             if states[rank]:
                 _ask(result.pid)
         time.sleep(STACK_SECONDS)
@@ -178,24 +168,24 @@ class Launch:
 
     def _torchrun_options(self) -> list[str]:
         options = {
-            "nnodes": self.hosts.nnodes,
+            "nnodes": self.options.nnodes,
             "nproc-per-node": len(self.ranks),
             "max-restarts": 0,
             "monitor-interval": 0.1,
             "redirects": 3,
             "log-dir": self.space.directory / "logs",
         }
-        if self.hosts.nnodes == 1:
+        if self.options.nnodes == 1:
             options |= {"rdzv-backend": "c10d", "rdzv-endpoint": "127.0.0.1:0", "local-addr": "127.0.0.1"}
             options |= {"rdzv-id": self.space.marker}
         else:
-            options |= {"rdzv-backend": "static", "rdzv-endpoint": self.hosts.endpoint, "rdzv-id": "tpplan"}
-            options |= {"node-rank": self.hosts.node_rank}
+            options |= {"rdzv-backend": "static", "rdzv-endpoint": self.options.rdzv_endpoint, "rdzv-id": "tpplan"}
+            options |= {"node-rank": self.options.node_rank}
         return [f"--{name}={value}" for name, value in options.items()]
 
     def _environment(self, *, cpu: bool, ranks: int) -> dict[str, str]:
-        """This process's environment without what another launcher left, with temporary files in the workspace."""
-        environment = {name: value for name, value in os.environ.items() if not _is_others(name)}
+        """This process's environment without the place in another launch, with temporary files in the workspace."""
+        environment = without_torchrun(os.environ)
         temporary = self.space.directory / "tmp"
         temporary.mkdir(exist_ok=True)
         home = str(Path(__file__).resolve().parents[2])
@@ -214,7 +204,7 @@ class Launch:
         else:
             environment.pop(AUTOLOAD, None)
             environment |= self.variables
-        if self.hosts.nnodes == 1 and (loopback := _loopback()):
+        if self.options.nnodes == 1 and (loopback := _loopback()):
             environment["GLOO_SOCKET_IFNAME"] = loopback
         return environment
 
@@ -225,10 +215,10 @@ class Launch:
         """TPP518: the ranks are run, and their numbers are compared with nothing."""
         return Diagnostic(
             code="TPP518",
-            message="the ranks were not compared with the unsharded model",
+            message="the ranks were not compared with the unsharded model, so their numbers are not proven",
             where=Place(file=self.subject.spec.source.name),
             evidence=reason,
-            fix="tpplan verify --miniature compares a small model of the same structure",
+            fix="add --miniature: a small model of the same structure is compared",
         )
 
     def _fails(self, what: str, evidence: str) -> Diagnostic:
@@ -245,10 +235,6 @@ def _ask(pid: int) -> None:
         os.kill(pid, signal.SIGUSR1)
     except ProcessLookupError:
         return  # it ended meanwhile, and so has nothing to tell
-
-
-def _is_others(name: str) -> bool:
-    return name in OTHERS or name.startswith(OTHERS_PREFIXES)
 
 
 def _loopback() -> str | None:

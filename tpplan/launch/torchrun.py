@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
-from tpplan.launch.processes import ENDING, die_with_parent, handlers
+from tpplan.launch.processes import ENDING, die_with_parent, handlers, own_command
 from tpplan.model.internals import versions
 from tpplan.targets import AUTOLOAD
 from tpplan.units import one_line
@@ -38,7 +38,7 @@ def launch(arguments: list[str], device: str | None = None, print_env: bool = Fa
     if print_env:
         sys.stdout.writelines(f"{name}={value}\n" for name, value in sorted(added.items()))
         if not added:
-            sys.stderr.write("no TPU here: launch sets nothing\n")
+            sys.stderr.write("there is no TPU here, so launch sets nothing\n")
         return 0
     environment = dict(os.environ)
     if added and device != "cpu":
@@ -91,6 +91,7 @@ def _set_by(answer: dict[str, Any]) -> dict[str, str]:
         "TPP912",
         "torch_tpu is installed and cannot prepare a launch",
         evidence=", ".join(f"{name} {version}" for name, version in versions().items()) + f": {answer['error']}",
+        fix="tpplan doctor --device tpu",
     )
 
 
@@ -113,7 +114,7 @@ def _ask_torch_tpu(arguments: dict[str, int]) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if name != AUTOLOAD}
     try:
         done = subprocess.run(
-            _command("probe", json.dumps(arguments)),
+            own_command(__name__, "probe", json.dumps(arguments)),
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -128,11 +129,10 @@ def _ask_torch_tpu(arguments: dict[str, int]) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def child() -> None:
-    """Be the child that the command line asks for: `agent ARGS` is torchrun, `probe JSON` asks torch_tpu."""
-    role, *arguments = sys.argv[1:]
+def child(role: str, *arguments: str) -> None:
+    """Be the child of this role: `agent ARGS` is torchrun, `probe JSON` asks torch_tpu."""
     if role == "agent":
-        sys.exit(_agent(arguments))
+        sys.exit(_agent(list(arguments)))
     _probe(json.loads(arguments[0]))
 
 
@@ -146,7 +146,7 @@ def _probe(arguments: dict[str, int]) -> None:
 
         answer["chips"] = torch.accelerator.device_count()
         before = dict(os.environ)
-        torch.tpu.distributed.set_tpu_launch_env(**arguments)
+        torch.tpu.distributed.set_tpu_launch_env(**arguments)  # type: ignore[attr-defined]  # torch_tpu adds it
         answer["set"] = {name: value for name, value in os.environ.items() if before.get(name) != value}
     except Exception as error:  # a broken install raises anything; the caller reports it
         answer["error"] = one_line(error)
@@ -180,14 +180,7 @@ def _agent(arguments: list[str]) -> int:
 
 def agent_command(*arguments: str) -> list[str]:
     """The command that is torchrun with these arguments. Where FAILURES names a file, it gets rank -> exit code."""
-    return _command("agent", *arguments)
-
-
-def _command(role: str, *arguments: str) -> list[str]:
-    """A child of this module, found without touching PYTHONPATH, which the user's own script inherits."""
-    home = str(Path(__file__).resolve().parents[2])
-    code = f"import sys; sys.path.append({home!r}); from tpplan.launch.torchrun import child; child()"
-    return [sys.executable, "-P", "-c", code, role, *arguments]
+    return own_command(__name__, "agent", *arguments)
 
 
 def _shell_code(code: int) -> int:

@@ -21,8 +21,8 @@ MAX_DIGITS = 64  # of an integer
 
 # Plain scalars that this reader, a YAML 1.1 reader or a YAML 1.2 reader takes for something else than a string, and
 # that PyYAML's own table (1.1, without y and n, floats only with a dot) does not know. PyYAML quotes those it knows.
-_LIKE_A_NUMBER = re.compile(r"[-+]?\.?[0-9][0-9a-fA-F_.:xXoO+-]*")
-_LIKE_A_WORD = frozenset("y n yes no on off true false null nan inf infinity .nan .inf -.inf +.inf ~ << =".split())
+_LIKE_A_NUMBER = re.compile(r"[-+]?\.?(?:[0-9][0-9a-f_.:xo+-]*|nan|inf|infinity)", re.IGNORECASE)
+_LIKE_A_WORD = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null", "~", "<<", "="))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,14 +119,18 @@ def as_json_value(value: Any, depth: int = 1) -> Any:
     Raises ValueError for another type, a key that is not a string, a number that is not finite, an integer of more
     than MAX_DIGITS digits, a string that is not Unicode text, or collections nested deeper than MAX_DEPTH.
     """
-    if isinstance(value, dict | list) and depth > MAX_DEPTH:
+    if not isinstance(value, dict | list):
+        return _as_json_scalar(value)
+    if depth > MAX_DEPTH:
         raise ValueError(f"a plan holds no values nested deeper than {MAX_DEPTH}")
-    if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError(f"a plan's keys are strings, not {next(k for k in value if not isinstance(k, str))!r}")
-        return {as_json_value(key): as_json_value(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [as_json_value(item, depth + 1) for item in value]
+    if wrong := [key for key in value if not isinstance(key, str)]:
+        raise ValueError(f"a plan's keys are strings, not {wrong[0]!r}")
+    return {_as_json_scalar(key): as_json_value(item, depth + 1) for key, item in value.items()}
+
+
+def _as_json_scalar(value: Any) -> str | int | float | bool | None:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -6,9 +6,9 @@ here it is one mistake, and its value is looked at where it was meant to stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from tpplan.plan_files.document import plan_schema
 from tpplan.plan_files.text import INTEGER, Document, bare, cut, kind_of, name_of, place_of, shown
 
 if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator, ValidationError
+    from jsonschema import Draft202012Validator
 
 _WANTED = {"string": "a string", "integer": "an integer", "object": "a mapping"}
 _KEY_KEYWORDS = "additionalProperties", "required"  # what the schema says of a mapping's keys, not of a value
@@ -43,10 +43,9 @@ def all_mistakes(document: Document) -> list[Diagnostic]:
         reported=set(document.reported),
     )
     misnamed = []
-    errors = list(_validator().iter_errors(meant.value))
-    while moved := _move_misnamed(meant, errors):
+    while moved := _move_misnamed(meant):
         misnamed += moved
-        errors = list(_validator().iter_errors(meant.value))
+    errors = _errors(meant)
     return [*document.mistakes, *misnamed, *_key_mistakes(meant, errors), *_value_mistakes(meant, errors)]
 
 
@@ -60,6 +59,32 @@ def _validator() -> Draft202012Validator:
     return extend(Draft202012Validator, type_checker=types)(plan_schema())
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    """A difference from the schema. keys: of the value, or of the key itself where its name is wrong. keyword: of
+    `schema`, whose value is `limit`."""
+
+    keys: Keys
+    keyword: str
+    value: Any
+    limit: Any
+    schema: Mapping[str, Any]
+
+
+def _errors(document: Document) -> list[_Error]:
+    found: Iterator[Any] = _validator().iter_errors(document.value)
+    return [
+        _Error(
+            keys=(*error.absolute_path, *([error.instance] if "propertyNames" in error.absolute_schema_path else ())),
+            keyword=error.validator,
+            value=error.instance,
+            limit=error.validator_value,
+            schema=error.schema,
+        )
+        for error in found
+    ]
+
+
 def _mistake(document: Document, keys: Keys, message: str, evidence: str = "", fix: str = "") -> Diagnostic:
     where = place_of(document.file, document.places, keys)
     return Diagnostic(code="TPP103", message=message, where=where, evidence=evidence, fix=fix)
@@ -68,56 +93,52 @@ def _mistake(document: Document, keys: Keys, message: str, evidence: str = "", f
 # Keys.
 
 
-def _mappings(errors: list[ValidationError]) -> Iterator[tuple[Keys, dict[str, Any], dict[str, Any]]]:
-    """Keys, value and schema of each mapping with unknown or missing keys, once."""
-    found = {
-        tuple(error.absolute_path): (error.instance, error.schema)
-        for error in errors
-        if error.validator in _KEY_KEYWORDS
-    }
-    for keys, (value, schema) in found.items():
-        yield keys, value, schema
+def _mappings(errors: list[_Error]) -> list[_Error]:
+    """One error for each mapping with unknown or missing keys."""
+    return list({error.keys: error for error in errors if error.keyword in _KEY_KEYWORDS}.values())
 
 
-def _unknown(value: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    return [key for key in value if schema["additionalProperties"] is False and key not in schema["properties"]]
+def _unknown(error: _Error) -> list[str]:
+    known, is_closed = error.schema["properties"], error.schema["additionalProperties"] is False
+    return [key for key in error.value if is_closed and key not in known]
 
 
-def _key_mistakes(document: Document, errors: list[ValidationError]) -> Iterator[Diagnostic]:
-    for keys, value, schema in _mappings(errors):
-        for key in _unknown(value, schema):
-            yield _unknown_mistake(document, keys, key, schema, f"remove {bare(key)}")
-        for key in schema.get("required", []):
-            if key not in value:
-                evidence = f"{key}: {schema['properties'][key]['description']}"
-                yield _mistake(document, keys, f"missing key {key!r} in {name_of(keys)}", evidence, f"add {key}")
+def _key_mistakes(document: Document, errors: list[_Error]) -> Iterator[Diagnostic]:
+    for error in _mappings(errors):
+        for key in _unknown(error):
+            yield _unknown_mistake(document, error, key, f"remove {bare(key)}")
+        for key in error.schema.get("required", []):
+            if key not in error.value:
+                evidence = f"{key}: {error.schema['properties'][key]['description']}"
+                message = f"missing key {key!r} in {name_of(error.keys)}"
+                yield _mistake(document, error.keys, message, evidence, f"add {key}")
 
 
-def _unknown_mistake(document: Document, keys: Keys, key: str, schema: dict[str, Any], fix: str) -> Diagnostic:
-    message = f"unknown key {shown(key)} in {name_of(keys)}"
-    evidence = f"keys of {name_of(keys)}: {', '.join(schema['properties'])}"
-    return _mistake(document, (*keys, key), message, evidence, fix)
+def _unknown_mistake(document: Document, error: _Error, key: str, fix: str) -> Diagnostic:
+    message = f"unknown key {shown(key)} in {name_of(error.keys)}"
+    evidence = f"keys of {name_of(error.keys)}: {', '.join(error.schema['properties'])}"
+    return _mistake(document, (*error.keys, key), message, evidence, fix)
 
 
-def _move_misnamed(document: Document, errors: list[ValidationError]) -> list[Diagnostic]:
+def _move_misnamed(document: Document) -> list[Diagnostic]:
     """Move each value whose key is misspelt or stands in the wrong mapping to where it is meant; returns the mistakes.
 
     So one wrong key is one mistake, not an unknown key and a missing one, and its value is still looked at.
     """
     mistakes = []
-    for keys, value, schema in _mappings(errors):
-        for key in _unknown(value, schema):
-            meant = _meant(document.value, keys, key, schema)
+    for error in _mappings(_errors(document)):
+        for key in _unknown(error):
+            meant = _meant(document.value, error.keys, key, error.schema)
             if meant is None:
                 continue
             home = name_of(meant[:-1]) if len(meant) > 1 else "the top level"
-            fix = f"write {meant[-1]} instead of {bare(key)}" if meant[:-1] == keys else f"move {key} into {home}"
-            mistakes.append(_unknown_mistake(document, keys, key, schema, fix))
-            _move(document, (*keys, key), meant)
+            fix = f"write {meant[-1]} instead of {bare(key)}" if meant[:-1] == error.keys else f"move {key} into {home}"
+            mistakes.append(_unknown_mistake(document, error, key, fix))
+            _move(document, (*error.keys, key), meant)
     return mistakes
 
 
-def _meant(plan: dict[str, Any], keys: Keys, key: str, schema: dict[str, Any]) -> Keys | None:
+def _meant(plan: dict[str, Any], keys: Keys, key: str, schema: Mapping[str, Any]) -> Keys | None:
     """Where the unknown `key` of the mapping at `keys` was meant to stand, None if that is unclear or taken."""
     home = dict(_homes(plan_schema(), ())).get(key)
     if home is not None:
@@ -157,25 +178,22 @@ def _move(document: Document, old: Keys, new: Keys) -> None:
 # Values.
 
 
-def _value_mistakes(document: Document, errors: list[ValidationError]) -> Iterator[Diagnostic]:
+def _value_mistakes(document: Document, errors: list[_Error]) -> Iterator[Diagnostic]:
     """One mistake a value, of the wrong type rather than of what follows from that."""
     done = set(document.reported)
-    for error in sorted(errors, key=lambda error: error.validator != "type"):
-        keys = tuple(error.absolute_path)
-        if "propertyNames" in error.absolute_schema_path:
-            keys = (*keys, error.instance)
-        if error.validator in _KEY_KEYWORDS or keys in done:
+    for error in sorted(errors, key=lambda error: error.keyword != "type"):
+        if error.keyword in _KEY_KEYWORDS or error.keys in done:
             continue
-        done.add(keys)
-        said, fix = _value_words(error, name_of(keys))
-        evidence = "" if isinstance(error.instance, dict | list) else f"read: {shown(error.instance)}"
-        yield _mistake(document, keys, f"{name_of(keys)} {said}", evidence, fix)
+        done.add(error.keys)
+        said, fix = _value_words(error, name_of(error.keys))
+        evidence = "" if isinstance(error.value, dict | list) else f"read: {shown(error.value)}"
+        yield _mistake(document, error.keys, f"{name_of(error.keys)} {said}", evidence, fix)
 
 
-def _value_words(error: ValidationError, name: str) -> tuple[str, str]:
+def _value_words(error: _Error, name: str) -> tuple[str, str]:
     """What is wrong with a value, and the fix. Knows each keyword that the schema uses for values."""
-    value, limit = error.instance, error.validator_value
-    match error.validator:
+    value, limit = error.value, error.limit
+    match error.keyword:
         case "type":
             return f"is {kind_of(value)}, must be {_WANTED[limit]}", _type_fix(value, limit, error.schema, name)
         case "const":
@@ -190,10 +208,10 @@ def _value_words(error: ValidationError, name: str) -> tuple[str, str]:
             return f"is {value}, must be at most {limit}", ""
         case "minLength":
             return "is empty", ""
-    raise NotImplementedError(error.validator)
+    raise NotImplementedError(error.keyword)
 
 
-def _type_fix(value: Any, wanted: str, schema: dict[str, Any], name: str) -> str:
+def _type_fix(value: Any, wanted: str, schema: Mapping[str, Any], name: str) -> str:
     if wanted == "string" and isinstance(value, bool | int | float):
         return "put quotes around it"
     if wanted == "integer" and isinstance(value, str) and INTEGER.fullmatch(value):

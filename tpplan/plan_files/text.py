@@ -20,7 +20,6 @@ from tpplan.plan_files.document import MAX_DEPTH, MAX_DIGITS
 
 MAX_NODES = 50_000
 
-
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(INTEGER.pattern + r"(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -111,7 +110,7 @@ def name_of(keys: Keys | None) -> str:
     """The keys as a sentence names them: target.tp_size, overrides['lm_head']. None: beneath a refused key."""
     if not keys:
         return "the plan" if keys == () else "a refused key's value"
-    rest = (f".{cut(key)}" if str(key).isidentifier() else f"[{shown(key)}]" for key in keys[1:])
+    rest = (f".{cut(str(key))}" if str(key).isidentifier() else f"[{shown(key)}]" for key in keys[1:])
     return bare(str(keys[0])) + "".join(rest)
 
 
@@ -144,7 +143,8 @@ def _events(text: str, file: str) -> Iterator[yaml.Event]:
         raise InputError(_mistake("TPP102", file, where, message, evidence, fix)) from None
 
 
-def _position(mark: yaml.Mark) -> Position:
+def _position(mark: yaml.error.Mark | yaml._yaml.Mark | None) -> Position:
+    assert mark is not None, "PyYAML's parser marks all events"
     return mark.line + 1, mark.column + 1
 
 
@@ -217,7 +217,8 @@ class _Reader:
         if self._nodes > MAX_NODES:
             self._stop(event, f"the file has more than {MAX_NODES} keys and values, which no plan needs")
         self._refuse_properties(event)
-        value, wrong, keys = None, "", None
+        value, wrong = None, ""
+        keys: Keys | None = None
         if isinstance(event, yaml.ScalarEvent):
             value, wrong = _scalar(event)
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -241,10 +242,10 @@ class _Reader:
         if plain and key == "<<":
             self._refuse(event, "a merge key puts in keys that stand elsewhere", "write those keys out here")
         elif wrong or not isinstance(key, str):
-            evidence = f"read: {shown(event.value if wrong else key)}"
+            read = event.value if wrong and isinstance(event, yaml.ScalarEvent) else key
             said = f"a key {wrong}" if wrong else f"a key is {kind_of(key)}, must be a string"
             fix = "put quotes around it" if plain else ""
-            self.mistakes.append(_mistake("TPP103", self._file, position, said, evidence, fix))
+            self.mistakes.append(_mistake("TPP103", self._file, position, said, f"read: {shown(read)}", fix))
         elif key in parent.first:
             message = f"key {shown(key)} stands twice in {name_of(parent.keys)}; most readers silently drop the first"
             evidence = "first at line {}, column {}".format(*parent.first[key])
@@ -257,7 +258,8 @@ class _Reader:
 
     def _take_value(self, parent: _Open | None, event: yaml.NodeEvent, value: Any, wrong: str) -> Keys | None:
         """Put `value` where it belongs; returns its keys, None if it belongs to nothing."""
-        position, keys = _position(event.start_mark), None
+        position = _position(event.start_mark)
+        keys: Keys | None = None
         if parent is None:
             self.value, keys = value, ()
         elif isinstance(parent.value, list):
@@ -271,7 +273,7 @@ class _Reader:
                 keys = None if parent.keys is None else (*parent.keys, parent.key)
         if keys is not None:
             position = self.places.setdefault(keys, position)  # a value with a key stands where its key does
-        if wrong:
+        if wrong and isinstance(event, yaml.ScalarEvent):
             message, evidence = f"{name_of(keys)} {wrong}", f"read: {shown(event.value)}"
             self.mistakes.append(_mistake("TPP103", self._file, position, message, evidence))
             if keys is not None:
@@ -280,14 +282,15 @@ class _Reader:
 
     def _refuse_properties(self, event: yaml.NodeEvent) -> None:
         out = "write the value out in each place"
+        anchor = event.anchor
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self._anchors:
-                self._refuse(event, f"an alias, *{cut(event.anchor)}, stands for a value that stands nowhere", out)
+            if anchor not in self._anchors:
+                self._refuse(event, f"an alias, *{cut(anchor or '')}, stands for a value that stands nowhere", out)
             return
-        if event.anchor is not None:
-            self._anchors.add(event.anchor)
-            self._refuse(event, f"an anchor, &{cut(event.anchor)}, lets one value stand in many places", out)
-        if event.tag is not None:
+        if anchor is not None:
+            self._anchors.add(anchor)
+            self._refuse(event, f"an anchor, &{cut(anchor)}, lets one value stand in many places", out)
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
             self._refuse(event, f"a tag, {shown(event.tag)}, gives a value a type of its own", "remove it")
 
     def _refuse(self, event: yaml.Event, message: str, fix: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Report, Stage, Status, Verdict
@@ -24,13 +25,15 @@ class Judgement:
     """Everything that is said of one plan: the only source of its report.
 
     results: of each stage asked for, in order. diagnostics: of all of them, and of memory, in the order of a report.
-    costs: what the plan costs a rank, where memory was asked for and the model ran.
+    costs: what the plan costs a rank, where memory was asked for and the model ran. ranks: what each rank of a launch
+    measured, as report.schema.json says.
     """
 
     subject: Subject
     results: Mapping[str, StageResult]
     diagnostics: tuple[Diagnostic, ...]
     costs: Costs | None = None
+    ranks: tuple[dict[str, Any], ...] = ()
 
     @property
     def fault(self) -> Fault | None:
@@ -73,6 +76,7 @@ class Judgement:
             bytes_per_rank=self.share,
             memory=self.costs.memory if self.costs else None,
             overrides=dict(sorted(self.subject.sharding.overrides.items())),
+            ranks=self.ranks,
         )
 
 
@@ -120,6 +124,12 @@ def _revised(result: StageResult, later: StageResult) -> StageResult:
         return result
     said = [changes.get(id(diagnostic), diagnostic) for diagnostic in result.diagnostics]
     return judged(said, result.stage.seconds, result.stops)
+
+
+def with_result(judgement: Judgement, name: str, result: StageResult) -> Judgement:
+    """The judgement with the result of one stage more."""
+    diagnostics = in_order((*judgement.diagnostics, *result.diagnostics))
+    return replace(judgement, results={**judgement.results, name: result}, diagnostics=diagnostics)
 
 
 def in_order(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
