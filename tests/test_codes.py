@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests.test_cases import CASES, Command, expected
+from tests.support.golden import CASES, Command, expected
 from tpplan.codes import CODES, Severity
 
 TESTS = Path(__file__).parent

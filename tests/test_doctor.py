@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.test_targets import bus
+from tests.support.tpu import V6E, bus
 from tpplan.cli import main
 from tpplan.codes import CODES
 from tpplan.doctor import Diagnosis, Line, LineStatus, diagnose, rendering
@@ -30,7 +30,6 @@ from tpplan.launch.processes import state_of
 
 PASSED, FAILED, SKIPPED = LineStatus.PASSED, LineStatus.FAILED, LineStatus.NOT_APPLICABLE
 TIMEOUT = 120.0
-V6E = ("0x1ae0", "0x006f", True)
 
 
 class Installs:

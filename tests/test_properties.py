@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 import tpplan
 from tests.support import configs
-from tests.support.subjects import model, rules
-from tests.test_styles import sharded
+from tests.support.subjects import model, rules, sharded
 from tpplan.checks.rules import check_rule_names, check_styles
 from tpplan.diagnostics import Verdict
 from tpplan.model.internals import has_uneven_gather, transformers_version

@@ -11,17 +11,16 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import tpplan
 from tests.support import checkpoints
+from tests.support.tpu import needs_no_chips, python_with_torch_tpu
 
 HOME = Path(tpplan.__file__).parents[1]
 README = HOME / "README.md"
-TPU_PYTHON = sys.executable if find_spec("torch_tpu") else os.environ.get("TPPLAN_TPU_PYTHON", "")
 
 
 def snippet(name: str) -> str:
@@ -92,9 +91,7 @@ def test_several_ranks_generate_what_one_does(tmp_path: Path) -> None:
 
 def test_several_hosts(tmp_path: Path) -> None:
     """The block in a shell with the real torch_tpu; what would start the ranks is printed in place of it."""
-    if not TPU_PYTHON:
-        pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
-    stand_in = f'case "$*" in *--print-env*) exec {TPU_PYTHON} -m tpplan "$@";; *) echo "$@";; esac\n'
+    stand_in = f'case "$*" in *--print-env*) exec {python_with_torch_tpu()} -m tpplan "$@";; *) echo "$@";; esac\n'
     (tmp_path / "tpplan").write_text(f"#!/bin/sh\n{stand_in}", encoding="utf-8")
     (tmp_path / "tpplan").chmod(0o755)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
@@ -105,8 +102,7 @@ def test_several_hosts(tmp_path: Path) -> None:
 
 
 def test_what_the_doctor_is_shown_to_say(tmp_path: Path) -> None:
-    if list(Path("/dev/vfio").glob("[0-9]*")):
-        pytest.skip("this machine has chips")
+    needs_no_chips()
     text = README.read_text(encoding="utf-8")
     [block] = re.findall(r"^```console\n\$ tpplan (doctor .*?) \| grep -A1 failed\n(.*?)^```$", text, re.M | re.S)
     command, shown = block

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
-if str(REPOSITORY) not in sys.path:
-    sys.path.insert(0, str(REPOSITORY))
+from tests.support.shared import UNSET, collection
+from tests.sweep import children, summary
+from tests.sweep.agreement import Agreement, Holding, compare, holding
+from tests.sweep.cases import Case, chosen, config_cases
 
-from tests.sweep import children, summary  # noqa: E402
-from tests.sweep.agreement import Agreement, Holding, compare, holding  # noqa: E402
-from tests.sweep.cases import Case, chosen, config_cases  # noqa: E402
+REPOSITORY = Path(__file__).parents[1]
 
 LLAMA = {
     "model_type": "llama",
@@ -75,6 +74,13 @@ def test_a_sweep_judges_repairs_and_resumes(configs: Path, tmp_path: Path) -> No
     assert by_size[4]["repair"]["stages"]["numerics"][0] == "passed" and by_size[4]["oracle_repair"]["status"] == "runs"
     again = sweep(*arguments)
     assert again.stdout == done.stdout and "b tp" not in again.stderr
+
+
+def test_configs_are_asked_for_where_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep of nothing would be a success of nothing."""
+    monkeypatch.delenv("TPPLAN_SHARED", raising=False)
+    done = sweep("--kind", "configs", "--results", tmp_path / "out")
+    assert done.returncode == 2 and "needs --configs" in done.stderr
 
 
 def test_the_oracle_shares_no_code_with_what_it_judges() -> None:
@@ -169,8 +175,11 @@ def test_holding(verdict: str, repaired: bool, status: str | None, held: Holding
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("purpose", ["inference", "training"])
-def test_every_case_agrees_with_the_oracle(tmp_path: Path, purpose: str) -> None:
-    done = sweep("--purpose", purpose, "--results", tmp_path)
+@pytest.mark.parametrize("kind", ["configs", "architectures"])
+def test_every_case_agrees_with_the_oracle(tmp_path: Path, kind: str, purpose: str) -> None:
+    if kind == "configs" and collection() is None:
+        pytest.skip(UNSET)
+    done = sweep("--kind", kind, "--purpose", purpose, "--results", tmp_path)
     assert done.returncode == 0, done.stderr
     bad = [
         record

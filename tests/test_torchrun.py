@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import checkpoints
+from tests.support.tpu import needs_no_chips, python_with_torch_tpu
 from tpplan.diagnostics import PlanError, Status
 from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 from tpplan.launch.verify import verify
 from tpplan.request import Request
-
-# An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
-TPU_PYTHON = os.environ.get("TPPLAN_TPU_PYTHON", "")
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -186,11 +184,8 @@ def test_without_torch_tpu_a_tpu_is_refused(script: Path, tmp_path: Path) -> Non
 
 def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
     """In this interpreter where it has torch_tpu, else in the one that TPPLAN_TPU_PYTHON names."""
-    python = sys.executable if find_spec("torch_tpu") else TPU_PYTHON
-    if not python:
-        pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
-    if list(Path("/dev/vfio").glob("[0-9]*")):
-        pytest.skip("this machine has chips")
+    python = python_with_torch_tpu()
+    needs_no_chips()
     model = checkpoints.llama(tmp_path / "model")
     code = (
         "import json; from tpplan.launch.verify import verify; from tpplan.request import Request\n"
