@@ -15,18 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import tpplan
 from tests.support import checkpoints
+from tests.support.readme import HOME, README, shown, snippet
 from tests.support.tpu import needs_no_chips, python_with_torch_tpu
-
-HOME = Path(tpplan.__file__).parents[1]
-README = HOME / "README.md"
-
-
-def snippet(name: str) -> str:
-    """The code block with this name after its language."""
-    [block] = re.findall(rf"^```\w+ {re.escape(name)}\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
-    return block
 
 
 def on_cpu(code: str, **models: Path) -> str:
@@ -103,13 +94,13 @@ def test_several_hosts(tmp_path: Path) -> None:
 
 def test_what_the_doctor_is_shown_to_say(tmp_path: Path) -> None:
     needs_no_chips()
-    text = README.read_text(encoding="utf-8")
-    [block] = re.findall(r"^```console\n\$ tpplan (doctor .*?) \| grep -A1 failed\n(.*?)^```$", text, re.M | re.S)
-    command, shown = block
-    done = run([sys.executable, "-m", "tpplan", *command.split()], tmp_path, LD_PRELOAD="")
+    [block] = [block for block in shown() if block.command.startswith("tpplan doctor ")]
+    command, pipe = block.command.split(" | ")
+    assert pipe == "grep -A1 failed"
+    done = run([sys.executable, "-m", *command.split()], tmp_path, LD_PRELOAD="")
     assert done.returncode == 1
     said = {line.rstrip() for line in done.stdout.splitlines()}
-    wanted = [line.rstrip() for line in shown.splitlines()]
+    wanted = [line.rstrip() for line in block.output.splitlines()]
     assert [line for line in wanted[:-1] if line not in said] == []
 
 
