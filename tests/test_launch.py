@@ -21,6 +21,7 @@ import jsonschema
 import pytest
 
 from tests.support import checkpoints
+from tests.support.time_limit import within
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
@@ -140,21 +141,21 @@ def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) ->
     assert diagnostic.message == "the gradients of 14 parameters are 4 times the unsharded ones"
     cure = f"give the style `replicate` to {', '.join(sorted(ATTENTION))}"
     assert diagnostic.fix == (cure if "replicate" in known_styles() else "")
-    assert all(rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks)
+    assert [rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks] == [True] * 4
 
 
 def test_keys_and_values_alone_are_wrong_numbers(llama: Path) -> None:
     report = verify(Request(what=plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output"))))
     assert codes(report) == ["TPP514"]
     assert report.diagnostics[0].message == "the logits on both ranks are not the unsharded model's"
-    assert all(rank["logits_error"] > 0.1 for rank in report.ranks)
+    assert [rank["logits_error"] > 0.1 for rank in report.ranks] == [True] * 2
 
 
 def test_training_with_the_model_s_own_plan_is_right(llama: Path) -> None:
     report = verify(Request(what=str(llama), tp_size=2, purpose="training"))
     assert codes(report) == []
     assert report.overrides == {}
-    assert all(rank["gradients_error"] < 1e-4 for rank in report.ranks)
+    assert [rank["gradients_error"] < 1e-4 for rank in report.ranks] == [True] * 2
 
 
 def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_path: Path) -> None:
@@ -171,6 +172,7 @@ def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_pat
     assert codes(report) == ["TPP520"]
     assert report.exit_code == 0
     assert saved[0].spec.source.name == report.model == str(model)
+    assert len(report.ranks) == 2
     for rank in report.ranks:
         assert rank["tokens_equal"] is True
         assert rank["parameter_bytes"] == rank["predicted_bytes"]
@@ -191,7 +193,7 @@ def test_ranks_whose_numbers_were_compared_with_nothing_did_not_pass(
     """The unsharded model fits, and its process is killed: the ranks run, and nothing says that they are right."""
     monkeypatch.setattr(Launch, "run_unsharded", lambda self: (None, [self.not_compared("SIGKILL ended it")]))
     report = verify(Request(what=str(llama), tp_size=2))
-    assert codes(report) == ["TPP518"] and all(rank["tokens"] for rank in report.ranks)
+    assert codes(report) == ["TPP518"] and [bool(rank["tokens"]) for rank in report.ranks] == [True] * 2
     assert (report.verdict, report.exit_code) == ("incomplete", 1)
     assert report.stages["launch"].reason.startswith("nothing was compared; the ranks ran: 2 ranks, ")
 
@@ -204,10 +206,9 @@ def test_a_place_to_meet_that_is_none(llama: Path, endpoint: str) -> None:
 
 def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, no_room: None) -> None:
     stopper = when_rank_is_there(scratch, 1, lambda result: os.kill(result.pid, signal.SIGSTOP))
-    started = time.monotonic()
-    report = verify(Request(what=str(llama), tp_size=2), timeout=15)
+    with within(120):  # a stopped rank never ends by itself
+        report = verify(Request(what=str(llama), tp_size=2), timeout=15)
     stopper.join()
-    assert time.monotonic() - started < 15 + 25
     assert codes(report) == ["TPP512", "TPP518"]
     hang = report.diagnostics[0]
     assert hang.message.startswith("rank 1 of 2 did not finish ")
@@ -216,6 +217,7 @@ def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, 
     assert "rank 0 in " in hang.evidence
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratch: Path) -> None:
     code = (
@@ -231,7 +233,10 @@ def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratc
         child.send_signal(number)
 
     when_rank_is_there(scratch, 1, stop_rank_and_end_caller).join()
-    _, stderr = child.communicate(timeout=60)
+    try:
+        _, stderr = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert child.returncode != 0
     if number is signal.SIGKILL:  # it can clean up nothing, but the kernel ends its children
         deadline = time.monotonic() + 20

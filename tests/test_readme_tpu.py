@@ -101,7 +101,7 @@ def test_what_the_doctor_is_shown_to_say(tmp_path: Path) -> None:
     assert done.returncode == 1
     said = {line.rstrip() for line in done.stdout.splitlines()}
     wanted = [line.rstrip() for line in block.output.splitlines()]
-    assert [line for line in wanted[:-1] if line not in said] == []
+    assert len(wanted) > 4 and [line for line in wanted[:-1] if line not in said] == []
 
 
 def test_the_sizes_in_the_text_are_the_table_s() -> None:

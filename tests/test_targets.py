@@ -81,6 +81,27 @@ def test_the_table_is_torch_tpu_s(torch_tpu: dict[str, Any]) -> None:
     assert x * y * z == CHIPS_PER_HOST
 
 
+# The same, as measured of torch_tpu 0.2.0: GiB of a device, devices that a launch on one host takes, PCI id.
+MEASURED = {
+    Device.TPU_V4: (32, (1, 2, 4, 8), "0x005e"),
+    Device.TPU_V5E: (16, (1, 4, 8), "0x0063"),
+    Device.TPU_V5P: (95, (1, 2, 4, 8), "0x0062"),
+    Device.TPU_V6E: (32, (1, 4, 8), "0x006f"),
+    Device.TPU_V7: (96, (2, 4, 8), "0x0076"),  # two devices a chip of 192 GiB
+}
+
+
+def test_the_table_is_as_measured() -> None:
+    found = {
+        device: (TARGETS[device].hbm_bytes / 2**30, TARGETS[device].host_counts, identity)
+        for identity, device in PCI_IDS.items()
+    }
+    assert found == MEASURED
+    assert {device for device in GENERATIONS if TARGETS[device].devices_per_chip != 1} == {Device.TPU_V7}
+    assert TARGETS[Device.TPU_V7].devices_per_chip == 2 and CHIPS_PER_HOST == 4
+    assert TARGETS[Device.CPU].hbm_bytes is TARGETS[Device.TPU].hbm_bytes is None
+
+
 def test_hosts_of_a_slice_are_counted_as_torch_tpu_counts_them(torch_tpu: dict[str, Any]) -> None:
     assert torch_tpu["hosts"] == slices()
 

@@ -112,11 +112,15 @@ def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> 
     code = f"import sys; from tpplan.launch.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "rank0").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) == 128 + signal.SIGINT
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "rank0").exists():
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 128 + signal.SIGINT
+    finally:
+        child.kill()
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(script).encode() in read(path)]
 
 
