@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread, and no code of a model left in the user's cache. Fixtures of several."""
+"""What holds for every test: no network, one thread, and no code of a model left in the user's cache."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Shapes, numerics and a real launch, on the same plans: no stage passes what a later one finds wrong, where it can see it.
+"""Shapes, numerics and a real launch, on the same plans: no stage passes what a later one finds wrong.
 
-Each case launches tp_size gloo processes. Three of two ranks are run always, one for each way in which the stages can
-agree; the rest takes some minutes and is run by hand: `python -m pytest -n 0 -s -m sweep tests/test_agreement.py` prints
-the table.
+Where it can see it. Each case launches tp_size gloo processes. Three of two ranks are run always, one for each way in
+which the stages can agree; the rest takes some minutes and is run by hand, and prints the table:
+
+    python -m pytest -n 0 -s -m sweep tests/test_agreement.py
 """
 
 from __future__ import annotations

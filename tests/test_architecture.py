@@ -1,4 +1,4 @@
-"""The shape of the package: imports go one way, and Transformers is reached through one door. Tests share helpers only."""
+"""The shape of the package: imports go one way, and Transformers has one door. Tests share helpers only."""
 
 from __future__ import annotations
 

@@ -264,7 +264,7 @@ class TestMemory:
 
     def test_it_is_known_by_the_system_s_word_wherever_it_was_raised_from(self) -> None:
         def raised(work: Callable[[], Any]) -> Exception:
-            with pytest.raises(Exception) as caught:  # noqa: PT011 any type: the classification is what is tested
+            with pytest.raises(Exception) as caught:  # any type: the classification is tested
                 work()
             return caught.value
 

@@ -1,4 +1,4 @@
-"""tpplan says what is right for each public report in `tests.support.public_reports`, and makes the plan that mends it."""
+"""tpplan says what is right for each report of `tests.support.public_reports`, and makes the plan that mends it."""
 
 from __future__ import annotations
 

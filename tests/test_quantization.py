@@ -9,9 +9,9 @@ The public reports of quantized models that do not load sharded, and what stands
 |---|---|
 | Qwen3-235B-A22B-FP8 at tp 8; Qwen3-235B and 30B-A3B FP8 at tp 4 and 8 | cases TPP332 |
 | Qwen3.6-35B-A3B-FP8, a shared expert of 64 a rank at tp 8 | case TPP332-qwen3-6-35b-a3b-fp8-tp8 |
-| Qwen2.5-VL-72B-AWQ, Qwen1.5-14B-AWQ at tp 2; Qwen3-235B-GPTQ-Int4 at tp 8; 11008 in groups of 128 at tp 4 | cases TPP334 |
+| Qwen2.5-VL-72B-AWQ, Qwen1.5-14B-AWQ at tp 2; Qwen3-235B-GPTQ-Int4 at tp 8; 11008 in groups at tp 4 | cases TPP334 |
 | Baichuan2 and Qwen-14B-Chat | their own code, not in Transformers: Llama-2 and Qwen1.5 have the same widths |
-| Kimi-K2 FP8 with 64 heads padded for 6 ranks | no case: Transformers pads no heads, and the model brings its own code |
+| Kimi-K2 FP8 with 64 heads padded for 6 ranks | no case: Transformers pads no heads, the model brings its own code |
 | Qwen3.8-Flash-Next-FP8 without a plan | no case: not in Transformers 5.24; a class without a plan is TPP205 |
 | bitsandbytes and AWQ classifiers at tp 2 | case TPP333: the method does not shard, whatever the head |
 """

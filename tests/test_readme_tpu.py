@@ -13,8 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support import checkpoints
 from tests.support.readme import HOME, README, shown, snippet
 from tests.support.tpu import needs_no_chips, python_with_torch_tpu
@@ -23,8 +21,9 @@ from tests.support.tpu import needs_no_chips, python_with_torch_tpu
 def on_cpu(code: str, **models: Path) -> str:
     """The snippet with cpu for tpu, and a checkpoint of the test for each model id."""
     for name, directory in models.items():
-        code, count = re.subn(rf"[\w.-]+/{re.escape(name.replace('_', '-'))}", lambda _: directory.name, code)
-        code = code if count else pytest.fail(f"README does not name {name}")
+        found = re.search(rf"[\w.-]+/{re.escape(name.replace('_', '-'))}", code)
+        assert found, f"README does not name {name}"
+        code = code.replace(found[0], directory.name)
     return code.replace('device_map="tpu"', 'device_map="cpu"')
 
 

@@ -144,7 +144,7 @@ class TestRunRepeatsOnce:
         with run_repeats_once(stack, lambda module, skipped: prepared.append((module, set(skipped)))):
             stack.layers[0](torch.zeros(1, 4))
             stack.layers[1](torch.zeros(2, 4))
-        first, second, third = stack.layers
+        _, second, third = stack.layers
         assert prepared == [(stack, {id(second), id(third)}), (second, set())], "the second ran by itself after all"
 
     def test_the_model_is_left_as_it_was(self) -> None:

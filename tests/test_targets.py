@@ -243,7 +243,7 @@ class TestCheck:
         assert "2 tpu-v7 hosts of 8 devices" in self.found(16, "tpu-v7")["TPP321"]
 
     def test_the_hosts_of_a_note_are_what_torch_tpu_prints(self) -> None:
-        """The variables that the note names, given to the real set_tpu_launch_env; it needs no chip for several hosts."""
+        """The variables that the note names, given to the real set_tpu_launch_env: no chip for several hosts."""
         given = {
             "TPU_WORKER_HOSTNAMES": "host-a,host-b,host-c,host-d",
             "JOB_COMPLETION_INDEX": "2",

@@ -35,7 +35,7 @@ def llama(directory: Path, **changes: Any) -> Path:
 
 
 def save(config: Any, directory: Path, auto_class: str = "AutoModelForCausalLM") -> Path:
-    """Save a model of `config` with seeded float32 weights, large enough that each layer counts. Returns `directory`."""
+    """Save a model of `config` with seeded float32 weights, so large that each layer counts. Returns `directory`."""
     import torch
     import transformers
 

@@ -1,8 +1,8 @@
 """Expected output that is kept in files: what a run prints, with what differs by run or machine replaced.
 
-A golden case is a folder of tests/cases: the input files, `command` (the arguments, then `exit N`, then what it needs, if
-anything), `expected.txt` or `expected.json` (stdout), and `expected.stderr` where stderr is not empty. README.md holds
-output too. With TPPLAN_WRITE_EXPECTED set the tests write what they would compare, and are then skipped.
+A golden case is a folder of tests/cases: the input files, `command` (the arguments, then `exit N`, then what it needs,
+if anything), `expected.txt` or `expected.json` (stdout), and `expected.stderr` where stderr is not empty. README.md
+holds output too. With TPPLAN_WRITE_EXPECTED set the tests write what they would compare, and are then skipped.
 """
 
 from __future__ import annotations

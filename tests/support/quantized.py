@@ -1,6 +1,6 @@
 """Small quantized checkpoints of each method on disk, for tests that load them.
 
-Run as a module under torchrun it is one rank: it loads the checkpoint sharded, runs one forward and prints what happened.
+Run as a module under torchrun it is one rank: it loads the checkpoint sharded, runs a forward and prints what happened.
 
     torchrun --nproc-per-node 2 -m tests.support.quantized DIRECTORY
 """

@@ -23,7 +23,7 @@ def collection() -> Path | None:
 
 
 def config_files(wanted: Callable[[Path], bool] = lambda file: True) -> list[Any]:
-    """The published config files as parameters of a test, each with its name as id; one that is skipped without them."""
+    """The published config files as parameters of a test, with their names as ids; one that is skipped without them."""
     directory = collection()
     if directory is None:
         return [pytest.param(None, marks=pytest.mark.skip(UNSET), id="no collection")]

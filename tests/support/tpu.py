@@ -1,4 +1,4 @@
-"""What tests need of a TPU host on a machine that is none: a PCI bus made of files, and an interpreter with torch_tpu."""
+"""What tests need of a TPU host where there is none: a PCI bus made of files, and an interpreter with torch_tpu."""
 
 from __future__ import annotations
 
