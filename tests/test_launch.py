@@ -45,6 +45,12 @@ def glm4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.glm4(tmp_path_factory.mktemp("glm4"))
 
 
+@pytest.fixture(scope="module")
+def odd_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 key/value heads, which are one and a half on each of 2 ranks, as GLM-4's 2 are a half on each of 4."""
+    return checkpoints.glm4(tmp_path_factory.mktemp("odd"), num_attention_heads=6, num_key_value_heads=3)
+
+
 @pytest.fixture(autouse=True)
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where launches have their temporary files. After each test it is empty, and no process knows of it."""
@@ -123,25 +129,25 @@ def test_glm4_at_tp_4_is_repaired_and_right(glm4: Path) -> None:
     assert all(0 <= done <= 1 for _, done in heard)
 
 
-def test_glm4_at_tp_4_without_overrides_raises_in_the_forward(glm4: Path) -> None:
-    report = verify(Request(what=plan(glm4, 4, {})))
+def test_heads_that_do_not_divide_raise_in_the_forward(odd_heads: Path) -> None:
+    report = verify(Request(what=plan(odd_heads, 2, {})))
     assert codes(report) == ["TPP510"]
     assert report.exit_code == 1 and report.stages["launch"].status is Status.FAILED
     [diagnostic] = report.diagnostics
-    assert diagnostic.message == "all 4 ranks raised RuntimeError in forward"
+    assert diagnostic.message == "both ranks raised RuntimeError in forward"
     assert "shape '[1, 12, -1, 8]' is invalid" in diagnostic.evidence
     assert "modeling_glm4.py" in diagnostic.evidence
 
 
 def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) -> None:
     overrides = dict.fromkeys(ATTENTION, "replicated_with_grad_allreduce")
-    report = verify(Request(what=plan(glm4, 4, overrides, purpose="training")))
+    report = verify(Request(what=plan(glm4, 2, overrides, purpose="training")))
     assert codes(report) == ["TPP516"]
     [diagnostic] = report.diagnostics
-    assert diagnostic.message == "the gradients of 14 parameters are 4 times the unsharded ones"
+    assert diagnostic.message == "the gradients of 14 parameters are 2 times the unsharded ones"
     cure = f"give the style `replicate` to {', '.join(sorted(ATTENTION))}"
     assert diagnostic.fix == (cure if "replicate" in known_styles() else "")
-    assert [rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks] == [True] * 4
+    assert [rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks] == [True] * 2
 
 
 def test_keys_and_values_alone_are_wrong_numbers(llama: Path) -> None:
