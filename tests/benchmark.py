@@ -109,9 +109,8 @@ def _check(name: str, path: str, tp_size: int, baseline: float) -> None:
         runs = [_run(command) for _ in range(REPEATS)]
         seconds = statistics.median(run[0] for run in runs)
         memory = max(run[1] for run in runs)
-        print(
-            f"{name} tp {size}: check {seconds:.2f} s, {seconds / baseline:.2f} x baseline, peak {memory / 2**20:.2f} GiB"
-        )
+        ratio = f"{seconds / baseline:.2f} x baseline"
+        print(f"{name} tp {size}: check {seconds:.2f} s, {ratio}, peak {memory / 2**20:.2f} GiB")
 
 
 def _in_process(path: str, tp_size: int) -> None:

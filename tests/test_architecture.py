@@ -1,4 +1,4 @@
-"""The shape of the package: imports go one way, and Transformers is reached through one door."""
+"""The shape of the package: imports go one way, and Transformers has one door. Tests share helpers only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import tpplan
 
 ROOT = Path(tpplan.__file__).parent
+TESTS = Path(__file__).parent
 
 
 def imports(file: Path) -> Iterator[str]:
@@ -48,3 +49,22 @@ def test_only_the_door_imports_transformers() -> None:
         "doctor/imports.py",
         "launch/worker.py",
     }
+
+
+def test_no_test_module_imports_another() -> None:
+    """What two of them need is in tests/support, which imports none of them either."""
+    seen = {file: set(imports(file)) | relative_imports(file) for file in TESTS.rglob("*.py")}
+    assert len(seen) > 40 and any("tests.support" in name for names in seen.values() for name in names)
+    found = {
+        str(file.relative_to(TESTS)): name
+        for file, names in seen.items()
+        for name in names
+        if name.rpartition(".")[2].startswith("test_")
+    }
+    assert found == {}
+
+
+def relative_imports(file: Path) -> set[str]:
+    """The names that `from . import name` and `from tests import name` bring in, which may be modules."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    return {alias.name for node in nodes if node.level or node.module == "tests" for alias in node.names}

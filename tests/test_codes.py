@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tpplan
-from tests.test_cases import CASES, Command, expected
+from tests.support.golden import CASES, Command, expected
 from tpplan.codes import CODES, Severity
 
 TESTS = Path(__file__).parent
@@ -90,7 +90,7 @@ class TestCode:
 @pytest.mark.parametrize("code", SHOWN_BY_A_TEST)
 def test_what_no_case_shows_is_shown_by_a_test(code: str) -> None:
     tests = [file for file in TESTS.glob("test_*.py") if file.name != Path(__file__).name]
-    assert any(code in file.read_text(encoding="utf-8") for file in tests)
+    assert any(f'"{code}"' in file.read_text(encoding="utf-8") for file in tests)
 
 
 def test_every_code_that_is_given_is_in_the_table() -> None:

@@ -88,7 +88,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "length"), [(1, 40), (3, 128)])
 def test_the_cache_is_as_large_as_a_static_one(kind: str, batch: int, length: int) -> None:
-    """Full and sliding attention, latents, and states of linear attention: bytes of a real StaticCache of that length."""
+    """Full and sliding attention, latents, states of linear attention: bytes of a real StaticCache of that length."""
     config = CONFIG_MAPPING[kind](**KINDS[kind])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     cache = StaticCache(config=config, max_cache_len=length)
@@ -285,8 +285,8 @@ def test_sizes_in_order_whatever_was_asked() -> None:
 
 
 def test_packed_weights_count_as_they_are_packed() -> None:
-    """GPTQ of 4 bits in groups of 128: half a byte an element, and for each group of a column a scale of 2 bytes and a zero
-    point of 4 bits; 4 bytes of group index for each input. Embedding, head and norms stay as they are."""
+    """GPTQ of 4 bits in groups of 128: half a byte an element, and for each group of a column a scale of 2 bytes and a
+    zero point of 4 bits; 4 bytes of group index for each input. Embedding, head and norms stay as they are."""
     config = configs.llama(
         dtype="float16",
         hidden_size=256,

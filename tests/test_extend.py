@@ -1,4 +1,4 @@
-"""Rules that tpplan finds for layers that no rule of the model shards: which, and that only those that pass are kept."""
+"""Rules that tpplan finds for layers that no rule of the model shards: which, and that only what passes is kept."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_its_gradients_are_right_too() -> None:
 
 
 def test_what_is_added_in_place_is_right_on_every_rank() -> None:
-    """Under torchrun it is: test_agreement launches it. A tensor that all ranks shared would get the addend from each."""
+    """Under torchrun it is: test_agreement launches it. A tensor that ranks shared would get the addend from each."""
     mlp = {"transformer.h.*.mlp.dense_h_to_4h": "colwise", "transformer.h.*.mlp.dense_4h_to_h": "rowwise"}
     assert mlp.items() <= extension(configs.falcon(), 2).overrides.items()
 

@@ -49,4 +49,4 @@ def test_every_public_name_is_there() -> None:
     for name in tpplan.__all__:
         assert getattr(tpplan, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'chek'"):
-        tpplan.chek
+        _ = tpplan.chek

@@ -21,6 +21,7 @@ import jsonschema
 import pytest
 
 from tests.support import checkpoints
+from tests.support.time_limit import within
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
@@ -42,6 +43,12 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def glm4(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.glm4(tmp_path_factory.mktemp("glm4"))
+
+
+@pytest.fixture(scope="module")
+def odd_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """3 key/value heads, which are one and a half on each of 2 ranks, as GLM-4's 2 are a half on each of 4."""
+    return checkpoints.glm4(tmp_path_factory.mktemp("odd"), num_attention_heads=6, num_key_value_heads=3)
 
 
 @pytest.fixture(autouse=True)
@@ -122,39 +129,39 @@ def test_glm4_at_tp_4_is_repaired_and_right(glm4: Path) -> None:
     assert all(0 <= done <= 1 for _, done in heard)
 
 
-def test_glm4_at_tp_4_without_overrides_raises_in_the_forward(glm4: Path) -> None:
-    report = verify(Request(what=plan(glm4, 4, {})))
+def test_heads_that_do_not_divide_raise_in_the_forward(odd_heads: Path) -> None:
+    report = verify(Request(what=plan(odd_heads, 2, {})))
     assert codes(report) == ["TPP510"]
     assert report.exit_code == 1 and report.stages["launch"].status is Status.FAILED
     [diagnostic] = report.diagnostics
-    assert diagnostic.message == "all 4 ranks raised RuntimeError in forward"
+    assert diagnostic.message == "both ranks raised RuntimeError in forward"
     assert "shape '[1, 12, -1, 8]' is invalid" in diagnostic.evidence
     assert "modeling_glm4.py" in diagnostic.evidence
 
 
 def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) -> None:
     overrides = dict.fromkeys(ATTENTION, "replicated_with_grad_allreduce")
-    report = verify(Request(what=plan(glm4, 4, overrides, purpose="training")))
+    report = verify(Request(what=plan(glm4, 2, overrides, purpose="training")))
     assert codes(report) == ["TPP516"]
     [diagnostic] = report.diagnostics
-    assert diagnostic.message == "the gradients of 14 parameters are 4 times the unsharded ones"
+    assert diagnostic.message == "the gradients of 14 parameters are 2 times the unsharded ones"
     cure = f"give the style `replicate` to {', '.join(sorted(ATTENTION))}"
     assert diagnostic.fix == (cure if "replicate" in known_styles() else "")
-    assert all(rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks)
+    assert [rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks] == [True] * 2
 
 
 def test_keys_and_values_alone_are_wrong_numbers(llama: Path) -> None:
     report = verify(Request(what=plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output"))))
     assert codes(report) == ["TPP514"]
     assert report.diagnostics[0].message == "the logits on both ranks are not the unsharded model's"
-    assert all(rank["logits_error"] > 0.1 for rank in report.ranks)
+    assert [rank["logits_error"] > 0.1 for rank in report.ranks] == [True] * 2
 
 
 def test_training_with_the_model_s_own_plan_is_right(llama: Path) -> None:
     report = verify(Request(what=str(llama), tp_size=2, purpose="training"))
     assert codes(report) == []
     assert report.overrides == {}
-    assert all(rank["gradients_error"] < 1e-4 for rank in report.ranks)
+    assert [rank["gradients_error"] < 1e-4 for rank in report.ranks] == [True] * 2
 
 
 def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_path: Path) -> None:
@@ -171,6 +178,7 @@ def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_pat
     assert codes(report) == ["TPP520"]
     assert report.exit_code == 0
     assert saved[0].spec.source.name == report.model == str(model)
+    assert len(report.ranks) == 2
     for rank in report.ranks:
         assert rank["tokens_equal"] is True
         assert rank["parameter_bytes"] == rank["predicted_bytes"]
@@ -191,7 +199,7 @@ def test_ranks_whose_numbers_were_compared_with_nothing_did_not_pass(
     """The unsharded model fits, and its process is killed: the ranks run, and nothing says that they are right."""
     monkeypatch.setattr(Launch, "run_unsharded", lambda self: (None, [self.not_compared("SIGKILL ended it")]))
     report = verify(Request(what=str(llama), tp_size=2))
-    assert codes(report) == ["TPP518"] and all(rank["tokens"] for rank in report.ranks)
+    assert codes(report) == ["TPP518"] and [bool(rank["tokens"]) for rank in report.ranks] == [True] * 2
     assert (report.verdict, report.exit_code) == ("incomplete", 1)
     assert report.stages["launch"].reason.startswith("nothing was compared; the ranks ran: 2 ranks, ")
 
@@ -204,10 +212,9 @@ def test_a_place_to_meet_that_is_none(llama: Path, endpoint: str) -> None:
 
 def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, no_room: None) -> None:
     stopper = when_rank_is_there(scratch, 1, lambda result: os.kill(result.pid, signal.SIGSTOP))
-    started = time.monotonic()
-    report = verify(Request(what=str(llama), tp_size=2), timeout=15)
+    with within(120):  # a stopped rank never ends by itself
+        report = verify(Request(what=str(llama), tp_size=2), timeout=15)
     stopper.join()
-    assert time.monotonic() - started < 15 + 25
     assert codes(report) == ["TPP512", "TPP518"]
     hang = report.diagnostics[0]
     assert hang.message.startswith("rank 1 of 2 did not finish ")
@@ -216,6 +223,7 @@ def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, 
     assert "rank 0 in " in hang.evidence
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratch: Path) -> None:
     code = (
@@ -231,7 +239,10 @@ def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratc
         child.send_signal(number)
 
     when_rank_is_there(scratch, 1, stop_rank_and_end_caller).join()
-    _, stderr = child.communicate(timeout=60)
+    try:
+        _, stderr = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert child.returncode != 0
     if number is signal.SIGKILL:  # it can clean up nothing, but the kernel ends its children
         deadline = time.monotonic() + 20

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,17 +176,19 @@ def test_difference_finds_the_first_element_and_the_factor() -> None:
 
 
 def test_a_rank_that_raised_waits_for_the_others_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only its own waiting moves."""
+    waited: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: 100.0 + sum(waited), sleep=waited.append, time=lambda: 0.0)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(worker, "PEERS_SECONDS", 0.5)
+    monkeypatch.setattr(worker, "time", clock)
     ResultFile(tmp_path / "rank-0.json", 0).put(error=error(1.0))
     peer = ResultFile(tmp_path / "rank-1.json", 1)
-    started = time.monotonic()
     worker._wait_for_peers(tmp_path)
-    assert time.monotonic() - started >= 0.5
+    assert 2.0 <= sum(waited) < 2.2
+    waited.clear()
     peer.put(error=error(2.0))
-    started = time.monotonic()
     worker._wait_for_peers(tmp_path)
-    assert time.monotonic() - started < 0.3
+    assert waited == []
 
 
 def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING
 
 import tpplan
 from tests.support import configs
+from tests.support.checkpoints import write_safetensors
 from tests.support.subjects import rules, subject
 from tpplan import InputError, PlanError, Report
 from tpplan.checks import ties, widths
@@ -537,16 +538,6 @@ class TestUnevenGather:
 
     def test_equal_shards_always_are(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.found(tmp_path, monkeypatch, 256, uneven=False) == []
-
-
-def write_safetensors(file: Path, names: tuple[str, ...]) -> None:
-    """A file that holds these names, each for two bytes."""
-    entries = {
-        name: {"dtype": "BF16", "shape": [1], "data_offsets": [2 * index, 2 * index + 2]}
-        for index, name in enumerate(names)
-    }
-    header = json.dumps(entries).encode()
-    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * len(names)))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ from hypothesis import strategies as st
 
 import tpplan
 from tests.support import configs
-from tests.support.subjects import model, rules
-from tests.test_styles import sharded
+from tests.support.subjects import model, rules, sharded
 from tpplan.checks.rules import check_rule_names, check_styles
-from tpplan.diagnostics import Verdict
+from tpplan.diagnostics import Status, Verdict
 from tpplan.model.ranks import fake_rank
 from tpplan.model.releases import has_uneven_gather, transformers_version
 from tpplan.model.skeleton import Sharding, build_on_meta, known_styles, shard, style_of, wildcard
@@ -217,8 +217,10 @@ def test_a_plan_that_plan_writes_passes_check(
     read = parse_plan(made.to_yaml()).plan
     assert read == made
 
-    judged = tpplan.check(read)
+    judged = tpplan.check(read, depth="numerics")
     assert judged.verdict is Verdict.PASS, judged.diagnostics
+    assert [stage.status for stage in judged.stages.values()] == [Status.PASSED] * 3
+    assert ("backward" in judged.stages["numerics"].reason) is (purpose == "training")
     assert judged.overrides == read.overrides
     heads = (config["num_key_value_heads"], config["num_attention_heads"])
     if any(count % tp_size for count in heads):
@@ -229,6 +231,15 @@ def test_a_plan_that_plan_writes_passes_check(
 
 def test_a_plan_is_not_passed_by_chance(tmp_path: Path) -> None:
     """The property above can fail: without its overrides the same plan does."""
-    made = tpplan.plan(configs.write(tmp_path, configs.llama()), 4)
+    made = tpplan.plan(configs.write(tmp_path, configs.llama()), 4, purpose="training", strategy="gather")
     without = Plan(model=made.model, target=made.target, overrides={}, proven=made.proven)
-    assert tpplan.check(without).verdict is Verdict.FAIL
+    assert tpplan.check(without, depth="numerics").verdict is Verdict.FAIL
+
+
+def test_nor_are_its_numbers(tmp_path: Path) -> None:
+    """A repair for inference runs in training too, and only its gradients tell it from one for training."""
+    made = tpplan.plan(configs.write(tmp_path, configs.llama()), 4)
+    trained = Plan(model=made.model, target=replace(made.target, purpose="training"), overrides=made.overrides)
+    judged = tpplan.check(trained, depth="numerics")
+    assert judged.stages["shapes"].status is Status.PASSED
+    assert judged.stages["numerics"].status is Status.FAILED and judged.verdict is Verdict.FAIL

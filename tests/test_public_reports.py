@@ -1,4 +1,4 @@
-"""tpplan says what is right for each public report in `tests.support.public_reports`, and makes the plan that mends it."""
+"""tpplan says what is right for each report of `tests.support.public_reports`, and makes the plan that mends it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import tpplan
 from tests.support import configs
 from tests.support.public_models import Model, Numbers, qwen3_5
 from tests.support.public_reports import NO_PLAN, NOT_TRANSFORMERS, OWN_TEST, ROWS, Right, Row
+from tests.support.shared import reports
 from tests.support.subjects import subject
 from tpplan import InputError, PlanError, Report
 from tpplan.codes import CODES
@@ -30,7 +31,6 @@ REPORTS = """
 A01 A03 A05 A07 A08 A14 A15 A16 A17 A18 A19 A20 A21 A24 A26 A27 A28 A32 A33 A35 A36 B02 B05 B06 B07 B09 B11 B12 B13 B14
 C02 C03 C04 C05 C06 D01 D03 D12 D13 D14 D15 D16 E01 E04 E05 E06 E07 E08 E09 G01 G02 G04 G06 G08 G09 G10 G12 G13 G14
 """.split()
-COLLECTION = Path(__file__).parents[2] / "shared" / "cases.md"
 
 
 def test_every_report_has_a_row_a_test_or_a_reason() -> None:
@@ -40,9 +40,7 @@ def test_every_report_has_a_row_a_test_or_a_reason() -> None:
 
 
 def test_the_reports_are_the_ones_that_were_collected() -> None:
-    if not COLLECTION.is_file():
-        pytest.skip(f"the collection of reports is not at {COLLECTION}")
-    collected = re.findall(r"(?m)^\| ([A-Z]\d\d) \|", COLLECTION.read_text(encoding="utf-8"))
+    collected = re.findall(r"(?m)^\| ([A-Z]\d\d) \|", reports())
     assert sorted(id for id in collected if not id.startswith("F")) == sorted(REPORTS)
 
 

@@ -33,6 +33,7 @@ from hypothesis import strategies as st
 
 import tpplan
 from tests.support import configs, quantized
+from tests.support.shared import config_files
 from tests.support.subjects import subject
 from tpplan import checks
 from tpplan.checks.quantization import check_quantization
@@ -57,7 +58,6 @@ from tpplan.model.skeleton import Sharding
 from tpplan.planner.strategies import GRADIENTS_SUMMED
 from tpplan.request import Request, open_request
 
-SHARED = Path(__file__).parents[2] / "shared" / "configs"
 BLOCK = {"quant_method": "fp8", "weight_block_size": [16, 16]}
 LLAMA = configs.llama(num_key_value_heads=8, head_dim=16)
 MOE = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 1}
@@ -766,17 +766,16 @@ def test_a_null_that_decides_is_kept() -> None:
     assert quantization_facts(judged.spec, judged.skeleton.model) == raw
 
 
-def published() -> list[str]:
-    files = sorted(SHARED.glob("*.json")) if SHARED.is_dir() else []
-    return [file.name for file in files if '"quantization_config"' in file.read_text(encoding="utf-8")]
+def is_quantized(file: Path) -> bool:
+    return '"quantization_config"' in file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", published() or [pytest.param("", marks=pytest.mark.skip("no shared configs"))])
-def test_published_configs_are_judged(name: str) -> None:
+@pytest.mark.parametrize("file", config_files(is_quantized))
+def test_published_configs_are_judged(file: Path) -> None:
     from tpplan.diagnostics import InputError
 
     try:
-        judged = open_request(Request(what=str(SHARED / name), tp_size=4))
+        judged = open_request(Request(what=str(file), tp_size=4))
     except InputError as error:
         assert [found.code for found in error.diagnostics] in (["TPP330"], ["TPP114"], ["TPP111"])
         return

@@ -12,8 +12,8 @@ import pytest
 
 import tpplan
 from tests.support import configs
+from tests.support.checkpoints import write_safetensors
 from tests.support.subjects import rules, subject
-from tests.test_main_job import write_safetensors
 from tpplan import PlanError, Report
 from tpplan.diagnostics import Status, Verdict
 from tpplan.model.internals import internals

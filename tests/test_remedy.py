@@ -131,7 +131,7 @@ def test_whole_experts_are_not_summed() -> None:
 
 @pytest.mark.skipif(transformers_version() < (5, 24), reason="hrm_text came with 5.24")
 def test_weights_that_the_loader_cuts_wrongly_are_kept_whole() -> None:
-    """hrm_text's q, k, v and gate are one tensor in the checkpoint, which the loader cuts before it takes them apart."""
+    """hrm_text's q, k, v and gate are one tensor of the checkpoint, which the loader cuts before it splits it."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "hidden_size": 64}
     heads |= {"H_cycles": 1, "L_cycles": 1, "L_bp_cycles": [1]}
     config = {**configs.default("hrm_text"), **heads, "intermediate_size": 96, "vocab_size": 96}

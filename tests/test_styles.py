@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpplan.model.internals import internals
+from tests.support.subjects import sharded
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import known_styles
 from tpplan.planner.strategies import GATHERED, GRADIENTS_SUMMED, GRADIENTS_WHOLE
@@ -64,7 +64,7 @@ def test_reads_and_leaves_are_the_widths_that_the_forward_takes_and_gives(name: 
 
     with fake_rank(0, TP_SIZE):
         module = torch.nn.Linear(WIDTHS[1], WIDTHS[0], bias=False)
-        sharded(module, name)
+        sharded(module, name, TP_SIZE)
         with torch.no_grad():
             taken = WIDTHS[1] // (TP_SIZE if STYLES[name].reads is Flow.CUT else 1)
             given = module(torch.zeros(1, 1, taken))
@@ -80,15 +80,5 @@ def test_the_strategies_use_styles_of_the_table() -> None:
 
 def local_shape(module: Any, name: str, rank: int) -> tuple[int, ...]:
     with fake_rank(rank, TP_SIZE):
-        weight = sharded(module, name).weight
+        weight = sharded(module, name, TP_SIZE).weight
         return tuple((weight.to_local() if hasattr(weight, "to_local") else weight).shape)
-
-
-def sharded(module: Any, name: str, tp_size: int = TP_SIZE) -> Any:
-    """`module` cut by the style itself, as a model of one module that is cut by a plan of one rule."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    applied = internals().styles[name]
-    mesh = init_device_mesh("cpu", (tp_size,), mesh_dim_names=("tp",))
-    applied.shard_param(module, "weight", mesh)
-    return applied.install_forward(module, mesh) or module

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 import tpplan
 from tests.support import configs
 from tests.support.subjects import subject
+from tests.support.tpu import bus, python_with_torch_tpu
 from tpplan.checks import targets as checks_of_targets
 from tpplan.checks.targets import check_device_count, check_generation, check_training_on_tpu
 from tpplan.choices import MAX_TP_SIZE, Device
@@ -23,8 +22,6 @@ from tpplan.codes import CODES, Severity
 from tpplan.diagnostics import PlanError
 from tpplan.targets import CHIPS_PER_HOST, PCI_IDS, TARGETS, Attached, attached_tpus, resolve
 
-# An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
-TPU_PYTHON = sys.executable if find_spec("torch_tpu") else os.environ.get("TPPLAN_TPU_PYTHON", "")
 GENERATIONS = [device for device in Device if device not in (Device.CPU, Device.TPU)]
 
 ASK = """
@@ -62,10 +59,8 @@ def slices() -> dict[str, int]:
 @pytest.fixture(scope="module")
 def torch_tpu() -> dict[str, Any]:
     """What the installed torch_tpu says."""
-    if not TPU_PYTHON:
-        pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
     environment = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    command = [TPU_PYTHON, "-c", ASK, json.dumps(sorted(slices()))]
+    command = [python_with_torch_tpu(), "-c", ASK, json.dumps(sorted(slices()))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -84,6 +79,27 @@ def test_the_table_is_torch_tpu_s(torch_tpu: dict[str, Any]) -> None:
         assert f'register_backend(\n        "{TARGETS[device].backend}"' in torch_tpu["registers"]
     x, y, z = torch_tpu["chips_per_host"]
     assert x * y * z == CHIPS_PER_HOST
+
+
+# The same, as measured of torch_tpu 0.2.0: GiB of a device, devices that a launch on one host takes, PCI id.
+MEASURED = {
+    Device.TPU_V4: (32, (1, 2, 4, 8), "0x005e"),
+    Device.TPU_V5E: (16, (1, 4, 8), "0x0063"),
+    Device.TPU_V5P: (95, (1, 2, 4, 8), "0x0062"),
+    Device.TPU_V6E: (32, (1, 4, 8), "0x006f"),
+    Device.TPU_V7: (96, (2, 4, 8), "0x0076"),  # two devices a chip of 192 GiB
+}
+
+
+def test_the_table_is_as_measured() -> None:
+    found = {
+        device: (TARGETS[device].hbm_bytes / 2**30, TARGETS[device].host_counts, identity)
+        for identity, device in PCI_IDS.items()
+    }
+    assert found == MEASURED
+    assert {device for device in GENERATIONS if TARGETS[device].devices_per_chip != 1} == {Device.TPU_V7}
+    assert TARGETS[Device.TPU_V7].devices_per_chip == 2 and CHIPS_PER_HOST == 4
+    assert TARGETS[Device.CPU].hbm_bytes is TARGETS[Device.TPU].hbm_bytes is None
 
 
 def test_hosts_of_a_slice_are_counted_as_torch_tpu_counts_them(torch_tpu: dict[str, Any]) -> None:
@@ -152,22 +168,6 @@ def test_without_limits_every_size_exists(device: Device) -> None:
     hardware = TARGETS[device]
     assert not hardware.has_limits and hardware.hbm_bytes is None
     assert all(hardware.exists(size) and hardware.hosts(size) == 1 for size in (1, 3, 7, 1000))
-
-
-def bus(root: Path, *functions: tuple[str, str, bool]) -> Path:
-    """A file system with PCI functions of (vendor, device id, exposed)."""
-    for number, (vendor, identity, exposed) in enumerate(functions):
-        function = root / f"sys/bus/pci/devices/0000:00:{number:02x}.0"
-        function.mkdir(parents=True)
-        (function / "vendor").write_text(f"{vendor}\n")
-        (function / "device").write_text(f"{identity}\n")
-        group = root / f"sys/kernel/iommu_groups/{number}"
-        group.mkdir(parents=True)
-        (function / "iommu_group").symlink_to(group)
-        if exposed:
-            (root / "dev/vfio").mkdir(parents=True, exist_ok=True)
-            (root / f"dev/vfio/{number}").touch()
-    return root
 
 
 def test_a_generation_is_found_on_the_bus(tmp_path: Path) -> None:
@@ -243,16 +243,14 @@ class TestCheck:
         assert "2 tpu-v7 hosts of 8 devices" in self.found(16, "tpu-v7")["TPP321"]
 
     def test_the_hosts_of_a_note_are_what_torch_tpu_prints(self) -> None:
-        """The variables that the note names, given to the real set_tpu_launch_env; it needs no chip for several hosts."""
-        if not TPU_PYTHON:
-            pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
+        """The variables that the note names, given to the real set_tpu_launch_env: no chip for several hosts."""
         given = {
             "TPU_WORKER_HOSTNAMES": "host-a,host-b,host-c,host-d",
             "JOB_COMPLETION_INDEX": "2",
             "TORCH_TPU_TOPOLOGY": TARGETS[Device.TPU_V5E].topology(16),
             "PYTHONPATH": str(Path(checks_of_targets.__file__).parents[2]),
         }
-        command = [TPU_PYTHON, "-m", "tpplan", "launch", "--device", "tpu", "--print-env"]
+        command = [python_with_torch_tpu(), "-m", "tpplan", "launch", "--device", "tpu", "--print-env"]
         done = subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         printed = dict(line.split("=", 1) for line in done.stdout.splitlines())

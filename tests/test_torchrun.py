@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import checkpoints
+from tests.support.tpu import needs_no_chips, python_with_torch_tpu
 from tpplan.diagnostics import PlanError, Status
 from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
 from tpplan.launch.verify import verify
 from tpplan.request import Request
-
-# An interpreter that has torch_tpu, for when this one has not: TPPLAN_TPU_PYTHON=/path/to/python.
-TPU_PYTHON = os.environ.get("TPPLAN_TPU_PYTHON", "")
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -114,11 +112,15 @@ def test_a_signal_ends_torchrun_and_its_script(script: Path, tmp_path: Path) -> 
     code = f"import sys; from tpplan.launch.torchrun import launch; sys.exit(launch({arguments!r}, 'cpu'))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "rank0").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) == 128 + signal.SIGINT
+    try:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "rank0").exists():
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 128 + signal.SIGINT
+    finally:
+        child.kill()
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(script).encode() in read(path)]
 
 
@@ -186,11 +188,8 @@ def test_without_torch_tpu_a_tpu_is_refused(script: Path, tmp_path: Path) -> Non
 
 def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
     """In this interpreter where it has torch_tpu, else in the one that TPPLAN_TPU_PYTHON names."""
-    python = sys.executable if find_spec("torch_tpu") else TPU_PYTHON
-    if not python:
-        pytest.skip("torch_tpu is not installed here, and TPPLAN_TPU_PYTHON names no interpreter that has it")
-    if list(Path("/dev/vfio").glob("[0-9]*")):
-        pytest.skip("this machine has chips")
+    python = python_with_torch_tpu()
+    needs_no_chips()
     model = checkpoints.llama(tmp_path / "model")
     code = (
         "import json; from tpplan.launch.verify import verify; from tpplan.request import Request\n"

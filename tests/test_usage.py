@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,7 @@ class TestBadUsage:
     @pytest.mark.parametrize("order", [1, -1])
     def test_json_names_the_model(self, model: str, capsys: pytest.CaptureFixture, size: str, order: int) -> None:
         values = [[model], ["--tp-size", size], ["--format", "json"]][::order]
-        assert main(["check", *sum(values, [])]) == 2
+        assert main(["check", *chain(*values)]) == 2
         assert json.loads(capsys.readouterr().out)["model"] == model
 
 

@@ -1,8 +1,8 @@
 """python -m tests.versions [VERSION ...] [--python INTERPRETER ...]: the suite's core on other Transformers releases.
 
 Each VERSION is installed in a venv of its own, in a temporary directory, with the rest of the tested set; without
-arguments that is done for the oldest supported release and for the newest that pip finds. An INTERPRETER is one that has
-everything installed already. The exit code is 0 when all passed.
+arguments that is done for the oldest supported release and for the newest that pip finds. An INTERPRETER is one that
+has everything installed already. The exit code is 0 when all passed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Tiny checkpoints with real weights, saved by save_pretrained, for tests that load models."""
+"""Tiny checkpoints with real weights, saved by save_pretrained, for tests that load models; and one of names alone."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def llama(directory: Path, **changes: Any) -> Path:
 
 
 def save(config: Any, directory: Path, auto_class: str = "AutoModelForCausalLM") -> Path:
-    """Save a model of `config` with seeded float32 weights, large enough that each layer counts. Returns `directory`."""
+    """Save a model of `config` with seeded float32 weights, so large that each layer counts. Returns `directory`."""
     import torch
     import transformers
 
@@ -48,3 +49,13 @@ def save(config: Any, directory: Path, auto_class: str = "AutoModelForCausalLM")
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory)
     return directory
+
+
+def write_safetensors(file: Path, names: tuple[str, ...]) -> None:
+    """A file that holds these names, each for two bytes."""
+    entries = {
+        name: {"dtype": "BF16", "shape": [1], "data_offsets": [2 * index, 2 * index + 2]}
+        for index, name in enumerate(names)
+    }
+    header = json.dumps(entries).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * len(names)))

@@ -1,7 +1,7 @@
 """The models of the public reports: the values of a config that decide, over the defaults of its class.
 
-Each is a pair (model_type, values). Heads, experts and widths of the language model are those of the published config, or
-of the report; depth is small and towers are narrow, as neither decides. q, kv: query and key/value heads.
+Each is a pair (model_type, values). Heads, experts and widths of the language model are those of the published config,
+or of the report; depth is small and towers are narrow, as neither decides. q, kv: query and key/value heads.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def gemma4_26b_a4b() -> Model:
 
 
 def gemma4_e4b(sixes: int = 1, shared: int = 0) -> Model:
-    """An embedding for each layer. sixes: 7 at its real depth. shared: layers that read the cache of earlier ones, then 18."""
+    """An embedding for each layer. sixes: 7 at its real depth. shared: layers that read the cache of others, 18."""
     kinds = {"layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * sixes, "num_hidden_layers": 6 * sixes}
     return gemma4(8, 2, None, 2560, 10240, hidden_size_per_layer_input=256, **kinds, num_kv_shared_layers=shared)
 

@@ -1,4 +1,4 @@
-"""Public reports of tensor parallelism that failed, reduced to the numbers that decide, with what is right for Transformers.
+"""Public reports of tensor parallelism that failed, reduced to what decides, with what is right for Transformers.
 
 A row is one report: where it was made, the model, the tp_size, and what must come out: the verdict of the model's own
 code, measured on Transformers 5.24 where a row does not say otherwise. Several rows may hold one report. Numbers that a
@@ -101,7 +101,8 @@ ROWS: tuple[Row, ...] = (
         models.dense("gemma", 8, 1, 2048, 16384, head_dim=256), 4, FIX, *KV, **FLAT, sizes=(1,)),
     row("A24", "InternLM/lmdeploy/issues/2839", models.dense("glm", 32, 2, 4096, 13696, head_dim=128, pad_token_id=0),
         4, FIX, *KV, **FLAT, **TO_2),
-    row("A26", "NVIDIA/TensorRT-Model-Connect/pull/147", models.qwen25_vl_3b(), 4, FIX, *KV, **NESTED, **TO_2, slow=True),
+    row("A26", "NVIDIA/TensorRT-Model-Connect/pull/147", models.qwen25_vl_3b(), 4, FIX, *KV, **NESTED, **TO_2,
+        slow=True),
     row("A27", "NVIDIA-NeMo/Automodel/pull/1861", models.gemma4_31b(), 8, FIX, *KV, **NESTED, **TO_4,
         says=("4 key/value heads in these layers; 2048 columns / 8 ranks = 256 columns per rank, one head needs 512",)),
     row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(), 4, FIX, "TPP301", *KV, "TPP305", sizes=(1,),
@@ -153,8 +154,8 @@ ROWS: tuple[Row, ...] = (
     row("D13", f"{HF}/pull/48824", models.deepseek_v4_flash(tie_word_embeddings=True), 2, RUNS, ep_size=2),
     row("D14", f"{HF}/pull/48779", models.flat("gpt_neox", num_hidden_layers=2, tie_word_embeddings=True), 2, FAILS,
         "TPP201", overrides={"gpt_neox.embed_tokens": "embedding_rowwise"}, says=("write 'gpt_neox.embed_in'",)),
-    row("D15", "foundation-model-stack/foundation-model-stack/pull/331", models.llama(16, 4, tie_word_embeddings=True), 2,
-        RUNS, depth="numerics"),
+    row("D15", "foundation-model-stack/foundation-model-stack/pull/331", models.llama(16, 4, tie_word_embeddings=True),
+        2, RUNS, depth="numerics"),
     row("D16", f"{HF}/pull/47253", models.llama(8, 8, vocab_size=99), 2, RUNS, depth="numerics", versions=">=5.21"),
     row("D16", f"{HF}/pull/47253", models.llama(8, 8, vocab_size=99), 2, FIX, *UNEVEN, sizes=(1,), versions="<5.21",
         repaired={"lm_head": SUMMED}),

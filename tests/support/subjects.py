@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support import configs
 from tpplan.miniature.build import Miniature
 from tpplan.model.config import ModelSpec, load_spec
+from tpplan.model.internals import internals
 from tpplan.model.skeleton import Sharding, Skeleton, build_skeleton
 from tpplan.source import read_source
 from tpplan.stages.bench import Bench
@@ -39,6 +41,16 @@ def model(config: configs.Config) -> tuple[ModelSpec, Skeleton]:
 
 def miniature(config: configs.Config, tp_size: int) -> Miniature:
     return _miniature(json.dumps(config), tp_size)
+
+
+def sharded(module: Any, name: str, tp_size: int) -> Any:
+    """`module` cut by the style itself, as a model of one module that is cut by a plan of one rule."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    applied = internals().styles[name]
+    mesh = init_device_mesh("cpu", (tp_size,), mesh_dim_names=("tp",))
+    applied.shard_param(module, "weight", mesh)
+    return applied.install_forward(module, mesh) or module
 
 
 @cache

@@ -8,19 +8,23 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.shared import collection
+
 from . import children, summary
 from .cases import Case, architecture_cases, chosen, config_cases
 from .product import Numerics
 from .record import Sweep, records
 
-REPOSITORY = Path(__file__).parents[2]
-CONFIGS = REPOSITORY.parent / "shared" / "configs"
-RESULTS = REPOSITORY.parent / "sweep-results"
+# Ignored by git; kept, so that a sweep that was stopped goes on.
+RESULTS = Path(__file__).parents[2] / "build" / "sweep"
 TP_SIZES = (2, 4, 8, 16)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.kind != "architectures" and not options.summary and not (options.configs and options.configs.is_dir()):
+        parser.error(f"--kind {options.kind} needs --configs, or TPPLAN_SHARED with a directory `configs`")
     options.tp = options.tp or list(TP_SIZES)
     file = options.results / "results.jsonl"
     if not options.summary:
@@ -62,7 +66,7 @@ def _sweep(cases: list[Case], options: argparse.Namespace, file: Path) -> None:
 
 def _cases(options: argparse.Namespace) -> list[Case]:
     cases = []
-    if options.kind != "architectures" and options.configs.is_dir():
+    if options.kind != "architectures":
         cases += config_cases(options.configs)
     if options.kind != "configs":
         cases += architecture_cases()
@@ -79,8 +83,12 @@ def _wanted(record: dict, options: argparse.Namespace) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("--kind", choices=("configs", "architectures", "all"), default="all", help="which cases")
+    shared = collection()
     parser.add_argument(
-        "--configs", type=Path, default=CONFIGS, help="directory of config files (default: %(default)s)"
+        "--configs",
+        type=Path,
+        default=shared and shared / "configs",
+        help="directory of config files (default: `configs` in the directory that TPPLAN_SHARED names)",
     )
     parser.add_argument("--only", metavar="GLOB", help="cases whose name or model type matches")
     parser.add_argument("--sample", type=int, metavar="N", help="N of these cases, the same each time")

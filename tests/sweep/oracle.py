@@ -1,4 +1,4 @@
-"""The oracle: raw torch and Transformers on one config. It imports nothing of tpplan, so that it shares no mistake with it.
+"""The oracle: raw torch and Transformers on one config. It imports nothing of tpplan, and so shares no mistake with it.
 
 The model is built on the meta device with its weights untied, cut by `maybe_distribute_model` under a fake process
 group, given fake weights, and called with real token ids: every layer, on the first rank and, where shards are
@@ -240,7 +240,7 @@ def _exchanges_tokens(model: Any, module: str) -> bool:
 
 
 def _callable(model: Any) -> Any:
-    """What answers with logits: the model, or for a class without a forward of its own its first part that generates."""
+    """What answers with logits: the model, or for a class without a forward its first part that generates."""
     from torch.nn.modules.module import _forward_unimplemented
     from transformers import GenerationMixin
 

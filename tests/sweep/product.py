@@ -86,7 +86,7 @@ def _judged(judgement: Any) -> dict:
 
 
 def _structure(report: Any) -> str:
-    """The verdict without the errors of a quantized checkpoint: the oracle runs the model as if it were not quantized."""
+    """The verdict without the errors of a quantized checkpoint: the oracle runs the model as if it were not one."""
     from tpplan.codes.quantized import QUANTIZED
 
     ran = all(stage.status == "passed" for name, stage in report.stages.items() if name != "static")

@@ -16,7 +16,7 @@ from .oracle import Oracle
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """How cases are run. layers: the most that an architecture keeps, None for all. log: what the last child printed."""
+    """How cases are run. layers: the most that an architecture keeps, None for all. log: what a child printed last."""
 
     purpose: str
     numerics: product.Numerics
@@ -51,7 +51,7 @@ def records(case: Case, tp_sizes: list[int], sweep: Sweep) -> Iterator[dict]:
         theirs = children.run(
             lambda: _ask(file, case.auto_class, questions, sweep.purpose), len(questions), sweep.limits, sweep.log
         )
-    runs = dict(zip(map(str, questions), theirs.said))
+    runs = dict(zip(map(str, questions), theirs.said, strict=False))  # a child that ended early said less
     for size in tp_sizes:
         answer = answers.get(size) or {"check": _broken(ours.failure)}
         made = start | {"tp_size": size, "peak_mib": ours.peak_mib} | answer

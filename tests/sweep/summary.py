@@ -125,4 +125,5 @@ def _slowest(record: dict) -> float:
 
 def _seconds(record: dict) -> str:
     stages = {**record["check"].get("stages", {}), **record.get("repair", {}).get("stages", {})}
-    return f"{_name(record)}: check {record['check']['seconds']}, repair {record.get('repair', {}).get('seconds')}, {stages}"
+    repair = record.get("repair", {}).get("seconds")
+    return f"{_name(record)}: check {record['check']['seconds']}, repair {repair}, {stages}"

@@ -16,7 +16,7 @@ INCIDENTAL_FIELDS = frozenset(
     output_hidden_states return_dict chunk_size_feed_forward id2label label2id problem_type quantization_config
     distributed_config attention_dropout hidden_dropout resid_pdrop embd_pdrop attn_pdrop router_aux_loss_coef
     output_router_logits pretraining_tp use_return_dict bos_token eos_token pad_token unk_token _attn_implementation
-    quantization finetuning_task task_specific_params""".split()  # noqa: SIM905 (as a list it takes 40 lines)
+    quantization finetuning_task task_specific_params""".split()
 )
 
 
