@@ -21,16 +21,15 @@ import jsonschema
 import pytest
 
 from tests.support import checkpoints
+from tests.support.launches import launched
 from tests.support.time_limit import within
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
 from tpplan.launch.records import LaunchPhase, RankResult, read_result
 from tpplan.launch.run import Launch
-from tpplan.launch.verify import verify
 from tpplan.model.skeleton import known_styles
 from tpplan.plan_files.document import ModelFacts, Plan, Target
-from tpplan.request import Request
 
 ATTENTION = [f"model.layers.*.self_attn.{name}_proj" for name in "qkvo"]
 
@@ -114,13 +113,13 @@ def when_rank_is_there(scratch: Path, rank: int, act: Callable[[RankResult], Non
 
 def test_glm4_at_tp_4_is_repaired_and_right(glm4: Path) -> None:
     heard: list[tuple[str, float]] = []
-    report = verify(Request(what=str(glm4), tp_size=4), progress=lambda what, done: heard.append((what, done)))
+    report = launched(str(glm4), 4, progress=lambda what, done: heard.append((what, done)))
     assert codes(report) == []
     assert report.exit_code == 0
     assert set(report.overrides) >= set(ATTENTION)
     assert [rank["rank"] for rank in report.ranks] == [0, 1, 2, 3]
     for rank in report.ranks:
-        assert rank["parameter_bytes"] == rank["predicted_bytes"] == report.bytes_per_rank.parameters
+        assert rank["parameter_bytes"] == rank["predicted_bytes"] > 0
         assert rank["logits_error"] < 1e-5
         assert rank["tokens_equal"] is True and len(set(rank["tokens"])) > 1
         assert rank["load_seconds"] > 0 and rank["peak_bytes"] > 50 * 2**20
@@ -130,7 +129,7 @@ def test_glm4_at_tp_4_is_repaired_and_right(glm4: Path) -> None:
 
 
 def test_heads_that_do_not_divide_raise_in_the_forward(odd_heads: Path) -> None:
-    report = verify(Request(what=plan(odd_heads, 2, {})))
+    report = launched(plan(odd_heads, 2, {}))
     assert codes(report) == ["TPP510"]
     assert report.exit_code == 1 and report.stages["launch"].status is Status.FAILED
     [diagnostic] = report.diagnostics
@@ -141,7 +140,7 @@ def test_heads_that_do_not_divide_raise_in_the_forward(odd_heads: Path) -> None:
 
 def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) -> None:
     overrides = dict.fromkeys(ATTENTION, "replicated_with_grad_allreduce")
-    report = verify(Request(what=plan(glm4, 2, overrides, purpose="training")))
+    report = launched(plan(glm4, 2, overrides, purpose="training"))
     assert codes(report) == ["TPP516"]
     [diagnostic] = report.diagnostics
     assert diagnostic.message == "the gradients of 14 parameters are 2 times the unsharded ones"
@@ -151,14 +150,14 @@ def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) ->
 
 
 def test_keys_and_values_alone_are_wrong_numbers(llama: Path) -> None:
-    report = verify(Request(what=plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output"))))
+    report = launched(plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output")))
     assert codes(report) == ["TPP514"]
     assert report.diagnostics[0].message == "the logits on both ranks are not the unsharded model's"
     assert [rank["logits_error"] > 0.1 for rank in report.ranks] == [True] * 2
 
 
 def test_training_with_the_model_s_own_plan_is_right(llama: Path) -> None:
-    report = verify(Request(what=str(llama), tp_size=2, purpose="training"))
+    report = launched(str(llama), 2, purpose="training")
     assert codes(report) == []
     assert report.overrides == {}
     assert [rank["gradients_error"] < 1e-4 for rank in report.ranks] == [True] * 2
@@ -174,7 +173,7 @@ def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_pat
         saved.append(subject)
         return checkpoints.llama(directory, num_hidden_layers=1)
 
-    report = verify(Request(what=str(model), tp_size=2), miniature_dir=save)
+    report = launched(str(model), 2, miniature_dir=save)
     assert codes(report) == ["TPP520"]
     assert report.exit_code == 0
     assert saved[0].spec.source.name == report.model == str(model)
@@ -186,7 +185,7 @@ def test_a_miniature_is_launched_where_there_are_no_weights(llama: Path, tmp_pat
 
 def test_a_killed_rank_is_named(llama: Path, scratch: Path, no_room: None) -> None:
     killer = when_rank_is_there(scratch, 1, lambda result: os.kill(result.pid, signal.SIGKILL))
-    report = verify(Request(what=str(llama), tp_size=2))
+    report = launched(str(llama), 2)
     killer.join()
     assert codes(report) == ["TPP511", "TPP518"]
     assert report.diagnostics[0].message.startswith("SIGKILL ended rank 1 of 2 in ")
@@ -198,7 +197,7 @@ def test_ranks_whose_numbers_were_compared_with_nothing_did_not_pass(
 ) -> None:
     """The unsharded model fits, and its process is killed: the ranks run, and nothing says that they are right."""
     monkeypatch.setattr(Launch, "run_unsharded", lambda self: (None, [self.not_compared("SIGKILL ended it")]))
-    report = verify(Request(what=str(llama), tp_size=2))
+    report = launched(str(llama), 2)
     assert codes(report) == ["TPP518"] and [bool(rank["tokens"]) for rank in report.ranks] == [True] * 2
     assert (report.verdict, report.exit_code) == ("incomplete", 1)
     assert report.stages["launch"].reason.startswith("nothing was compared; the ranks ran: 2 ranks, ")
@@ -207,13 +206,13 @@ def test_ranks_whose_numbers_were_compared_with_nothing_did_not_pass(
 @pytest.mark.parametrize("endpoint", ["", "no such host:x", "host:"])
 def test_a_place_to_meet_that_is_none(llama: Path, endpoint: str) -> None:
     with pytest.raises(InputError, match="rdzv_endpoint is"):
-        verify(Request(what=str(llama), tp_size=2), nnodes=2, rdzv_endpoint=endpoint)
+        launched(str(llama), 2, nnodes=2, rdzv_endpoint=endpoint)
 
 
 def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, no_room: None) -> None:
     stopper = when_rank_is_there(scratch, 1, lambda result: os.kill(result.pid, signal.SIGSTOP))
     with within(120):  # a stopped rank never ends by itself
-        report = verify(Request(what=str(llama), tp_size=2), timeout=15)
+        report = launched(str(llama), 2, timeout=15)
     stopper.join()
     assert codes(report) == ["TPP512", "TPP518"]
     hang = report.diagnostics[0]
@@ -227,9 +226,9 @@ def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratch: Path) -> None:
     code = (
-        "from tpplan.launch import checkpoint, verify; from tpplan.request import Request\n"
+        "from tpplan.launch import checkpoint; from tests.support.launches import launched\n"
         "checkpoint.available_bytes = lambda: 0\n"
-        f"verify.verify(Request(what={str(llama)!r}, tp_size=2))"
+        f"launched({str(llama)!r}, 2)"
     )
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)}
     child = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE)
@@ -261,15 +260,15 @@ def test_two_hosts_meet_at_the_endpoint(llama: Path, scratch: Path, no_room: Non
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     code = (
-        "from tpplan.launch import checkpoint, verify; from tpplan.request import Request\n"
+        "from tpplan.launch import checkpoint; from tests.support.launches import launched\n"
         "checkpoint.available_bytes = lambda: 0\n"
-        f"report = verify.verify(Request(what={str(llama)!r}, tp_size=2), nnodes=2, node_rank=1, "
+        f"report = launched({str(llama)!r}, 2, nnodes=2, node_rank=1, "
         f"rdzv_endpoint={endpoint!r}, timeout=90)\n"
         "import json; print(json.dumps(report.to_dict()))"
     )
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
-    report = verify(Request(what=str(llama), tp_size=2), nnodes=2, rdzv_endpoint=endpoint, timeout=90)
+    report = launched(str(llama), 2, nnodes=2, rdzv_endpoint=endpoint, timeout=90)
     there = json.loads(other.communicate(timeout=120)[0])
     assert codes(report) == ["TPP518"]
     assert [rank["rank"] for rank in report.ranks] == [0]
@@ -284,7 +283,7 @@ def test_a_checkpoint_that_does_not_load_unsharded_says_nothing_about_the_plan(l
     shutil.copytree(llama, other)
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"intermediate_size": 80}))  # the weights have 96
-    report = verify(Request(what=plan(other, 2, {})))
+    report = launched(plan(other, 2, {}))
     assert codes(report) == ["TPP521"]
     assert "raises in load" in report.diagnostics[0].message
     assert (report.verdict, report.exit_code) == ("incomplete", 1)
@@ -293,7 +292,7 @@ def test_a_checkpoint_that_does_not_load_unsharded_says_nothing_about_the_plan(l
 
 def test_ranks_that_cannot_fit_are_not_started(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_verify, "available_bytes", lambda: 2**20)
-    report = verify(Request(what=plan(llama, 2, {})))
+    report = launched(plan(llama, 2, {}))
     assert codes(report) == ["TPP523"]
     assert report.stages["launch"].status is Status.NOT_RUN
 
@@ -304,7 +303,7 @@ def test_a_quantized_checkpoint_is_not_run(llama: Path, tmp_path: Path) -> None:
     config = json.loads((quantized / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [8, 8]}
     (quantized / "config.json").write_text(json.dumps(config))
-    report = verify(Request(what=str(quantized), tp_size=2))
+    report = launched(str(quantized), 2)
     assert codes(report) == []
     assert report.stages["launch"].status is Status.NOT_RUN
     assert "quantized (fp8)" in report.stages["launch"].reason
@@ -323,4 +322,4 @@ def test_a_quantized_checkpoint_is_not_run(llama: Path, tmp_path: Path) -> None:
 )
 def test_calls_that_make_no_sense_are_refused(llama: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=f"TPP130.*{words}"):
-        verify(Request(what=plan(llama, 2, {})), **options)
+        launched(plan(llama, 2, {}), **options)

@@ -56,7 +56,7 @@ from tpplan.model.quantization.values import Malformed, Values
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
 from tpplan.planner.strategies import GRADIENTS_SUMMED
-from tpplan.request import Request, open_request
+from tpplan.request import make_request, open_request
 
 BLOCK = {"quant_method": "fp8", "weight_block_size": [16, 16]}
 LLAMA = configs.llama(num_key_value_heads=8, head_dim=16)
@@ -712,7 +712,7 @@ def test_a_method_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.message == "hqq weights do not run with this plan at tp_size 2: the test raises"
     assert found.evidence == "the plan cuts model.layers.*.self_attn.o_proj.weight; it is told to"
 
-    subject = open_request(Request(what=model, tp_size=2))
+    subject = open_request(make_request(model, 2))
     sizes = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
     attention = {f"model.layers.{layer}.self_attn.{name}_proj.weight" for layer in "01" for name in "qkvo"}
     assert {name for name, size in sizes.items() if size == 7} == attention
@@ -775,7 +775,7 @@ def test_published_configs_are_judged(file: Path) -> None:
     from tpplan.diagnostics import InputError
 
     try:
-        judged = open_request(Request(what=str(file), tp_size=4))
+        judged = open_request(make_request(file, 4))
     except InputError as error:
         assert [found.code for found in error.diagnostics] in (["TPP330"], ["TPP114"], ["TPP111"])
         return

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import checkpoints
+from tests.support.launches import launched
 from tests.support.tpu import needs_no_chips, python_with_torch_tpu
 from tpplan.diagnostics import PlanError, Status
 from tpplan.launch.torchrun import AUTOLOAD, launch, tpu_environment
-from tpplan.launch.verify import verify
-from tpplan.request import Request
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -153,7 +152,7 @@ def test_ranks_on_a_tpu_get_the_launch_environment(tmp_path: Path, monkeypatch: 
     name = f"{str(tmp_path / 'loaded')!r} + os.environ['RANK'] + os.environ.get('FAKE_RANKS', '-')"
     imitate(tmp_path, monkeypatch, chips=4, load=f"'RANK' in os.environ and os.mkdir({name})")
     model = checkpoints.llama(tmp_path / "model")
-    report = verify(Request(what=str(model), tp_size=2, device="tpu-v5p"))
+    report = launched(str(model), 2, device="tpu-v5p")
     assert report.diagnostics == ()
     assert report.stages["launch"].status is Status.PASSED
     assert sorted(path.name for path in tmp_path.glob("loaded*")) == ["loaded02", "loaded12"]
@@ -180,7 +179,7 @@ def test_without_torch_tpu_a_tpu_is_refused(script: Path, tmp_path: Path) -> Non
         launch([str(script), str(tmp_path), "0"], device="tpu")
     assert [diagnostic.code for diagnostic in error.value.report.diagnostics] == ["TPP910"]
     model = checkpoints.llama(tmp_path / "model")
-    report = verify(Request(what=str(model), tp_size=2, device="tpu"))
+    report = launched(str(model), 2, device="tpu")
     assert [diagnostic.code for diagnostic in report.diagnostics] == ["TPP910"]
     assert report.stages["launch"].status is Status.NOT_RUN
     assert report.exit_code == 1
@@ -192,8 +191,8 @@ def test_the_real_torch_tpu_without_a_chip_is_a_finding(tmp_path: Path) -> None:
     needs_no_chips()
     model = checkpoints.llama(tmp_path / "model")
     code = (
-        "import json; from tpplan.launch.verify import verify; from tpplan.request import Request\n"
-        f"report = verify(Request(what={str(model)!r}, tp_size=2, device='tpu'))\n"
+        "import json; from tests.support.launches import launched\n"
+        f"report = launched({str(model)!r}, 2, device='tpu')\n"
         "print(json.dumps(report.to_dict() | {'exit_code': report.exit_code}))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(launch.__code__.co_filename).parent.parent)}
