@@ -118,7 +118,8 @@ def shares(*left_out: str) -> Callable[[Callable[..., int]], Callable[..., int]]
         kept = [parameter for name, parameter in own.parameters.items() if name != "options"]
         last = [parameter for parameter in kept if parameter.name == "output_format"]
         first = [parameter for parameter in kept if parameter.name != "output_format"]
-        called.__signature__ = own.replace(parameters=[*map(_by_name, first), *shared, *map(_by_name, last)])
+        made: Any = called  # typing has no name for what inspect and typer read
+        made.__signature__ = own.replace(parameters=[*map(_by_name, first), *shared, *map(_by_name, last)])
         called.__annotations__ = {p.name: p.annotation for p in (*first, *shared, *last)}
         return called
 

@@ -93,7 +93,7 @@ def run_shapes(
 def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> ShapesOutcome:
     started = time.perf_counter()
     run = first = _run_rank(spec, sharding, 0, training, every_layer)
-    ranks = (0,)
+    ranks: tuple[int, ...] = (0,)
     if run.stop is None and sharding.tp_size > 1 and (first.uneven or sharding.ep_size):
         ranks = (0, sharding.tp_size - 1)
         run = _run_rank(spec, sharding, ranks[-1], training, every_layer)
@@ -224,14 +224,14 @@ def _local_sizes(model: Any) -> dict[str, int]:
 
 
 def _is_uneven(model: Any) -> bool:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
 
     return any(
         parameter.shape[placement.dim] % parameter.device_mesh.size(axis)
         for parameter in model.parameters()
         if isinstance(parameter, DTensor)
         for axis, placement in enumerate(parameter.placements)
-        if placement.is_shard()
+        if isinstance(placement, Shard)
     )
 
 

@@ -62,7 +62,8 @@ class _Run:
         """Be this rank, or all ranks together with None."""
         import torch
 
-        trail, phase = None, Phase.SHARDING
+        trail: Trail | None = None
+        phase = Phase.SHARDING
         try:
             with _sharded(rank, miniature, sharding) as model:
                 trail, phase = Trail(model), Phase.FORWARD
@@ -78,9 +79,8 @@ class _Run:
             elif rank is None and raised_by_simulator(error):
                 self.not_run = f"the simulation of ranks cannot run the {phase}: {text}"
             else:
-                self.stop = Stop(
-                    rank=rank, phase=phase, module=trail and where(trail, phase), error=f"on a miniature: {text}"
-                )
+                module = where(trail, phase) if trail else None
+                self.stop = Stop(rank=rank, phase=phase, module=module, error=f"on a miniature: {text}")
         self.entered = trail.entered if trail else frozenset()
 
 
