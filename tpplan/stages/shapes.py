@@ -22,7 +22,6 @@ WORDS = {
     Phase.FORWARD: "the sharded forward raises",
     Phase.BACKWARD: "the sharded backward raises",
 }
-WIDTH = "TPP208"
 
 
 def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> StageResult:
@@ -41,10 +40,13 @@ def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> S
         return _stopped(subject, said, outcome.stop, result)
     if outcome.passed:
         return replace(result, revisions=tuple(_disagreements(subject, said, outcome)))
-    if outcome.not_run or any(diagnostic.code == WIDTH for diagnostic in said):
+    if outcome.not_run:
         return result
-    diagnostics = (*result.diagnostics, _wrong_width(subject, outcome))
-    return replace(result, diagnostics=diagnostics, fault=Fault(kind=FaultKind.WIDTH))
+    wrong, cause = _wrong_width(subject, outcome), cause_of(said, FaultKind.WIDTH, "")
+    result = replace(result, fault=Fault(kind=FaultKind.WIDTH))
+    if cause:
+        return replace(result, revisions=((cause, with_evidence(cause, wrong.message)),))
+    return replace(result, diagnostics=(*result.diagnostics, wrong))
 
 
 def _outcome(subject: Subject, bench: Bench) -> ShapesOutcome:
@@ -106,7 +108,7 @@ def _wrong_width(subject: Subject, outcome: ShapesOutcome) -> Diagnostic:
     """Logits of another width than the unsharded model's, measured on both."""
     found, expected = outcome.logits_width, outcome.whole_width
     return Diagnostic(
-        code=WIDTH,
+        code="TPP208",
         message=f"the sharded model returns {found} columns of logits where the unsharded one returns {expected}",
         where=Place(file=subject.spec.source.name),
         evidence="both were run without weights",
