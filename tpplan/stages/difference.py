@@ -50,7 +50,7 @@ def difference(got: torch.Tensor, want: torch.Tensor, tolerance: float, floor: f
         return Difference(error=math.inf, first=f"the shape is {tuple(got.shape)}, unsharded {tuple(want.shape)}")
     got, want = got.double(), want.double()
     scale = max(want.abs().max().item(), floor) or 1.0
-    distance = ((got - want).abs() / scale).nan_to_num(nan=math.inf)
+    distance = ((got - want).abs() / scale).nan_to_num(nan=math.inf, posinf=math.inf)
     error = distance.max().item()
     if error <= tolerance:
         return Difference(error=error)
