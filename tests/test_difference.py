@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tpplan.launch.compare import UnshardedNumbers
+from tpplan.launch.records import Gradients
 from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Tolerance, difference
 
 # Powers of two, so that what is added to 1 and taken off again is what was added.
@@ -138,33 +139,33 @@ class TestOfALaunch:
         saved = numbers(tmp_path, dtype, a=WANT, b=WANT)
         within, beyond = off(0.9 * GRADIENTS[dtype]), off(1.1 * GRADIENTS[dtype])
         found = saved.compare_gradients(Model(a=within, b=within), scale=4.0)
-        assert found["wrong"] == [] and found["compared"] == 2
-        assert found["worst"] == pytest.approx(0.9 * GRADIENTS[dtype], rel=1e-3)
+        assert found.wrong == () and found.compared == 2
+        assert found.worst == pytest.approx(0.9 * GRADIENTS[dtype], rel=1e-3)
         found = saved.compare_gradients(Model(a=within, b=beyond), scale=4.0)
-        assert [wrong["parameter"] for wrong in found["wrong"]] == ["b"]
-        assert found["worst"] == pytest.approx(1.1 * GRADIENTS[dtype], rel=1e-3)
+        assert [wrong.parameter for wrong in found.wrong] == ["b"]
+        assert found.worst == pytest.approx(1.1 * GRADIENTS[dtype], rel=1e-3)
 
     def test_a_thousandth_of_the_largest_gradient_is_rounding(self, tmp_path: Path, dtype: str) -> None:
         """A gradient that is wrong by 8 is too little beside those of which 8 is the tolerance of a thousandth."""
         saved = numbers(tmp_path, dtype, a=WANT)
         scale = 8 / (1e-3 * GRADIENTS[dtype])
-        assert saved.compare_gradients(Model(a=-WANT), scale=1.1 * scale)["wrong"] == []
-        assert saved.compare_gradients(Model(a=-WANT), scale=0.9 * scale)["wrong"] != []
+        assert saved.compare_gradients(Model(a=-WANT), scale=1.1 * scale).wrong == ()
+        assert saved.compare_gradients(Model(a=-WANT), scale=0.9 * scale).wrong != ()
 
 
 class TestMissingGradients:
     def test_one_that_is_missing_is_wrong(self, tmp_path: Path) -> None:
         found = numbers(tmp_path, "float32", a=WANT, b=WANT).compare_gradients(Model(a=WANT, b=None), scale=4.0)
-        ((wrong),) = found["wrong"]
-        assert (wrong["parameter"], wrong["error"], wrong["first"]) == ("b", math.inf, "missing")
-        assert found["worst"] == math.inf and found["compared"] == 2
+        (wrong,) = found.wrong
+        assert (wrong.parameter, wrong.error, wrong.first) == ("b", math.inf, "missing")
+        assert found.worst == math.inf and found.compared == 2
 
     def test_one_too_many_is_wrong(self, tmp_path: Path) -> None:
         found = numbers(tmp_path, "float32", a=WANT).compare_gradients(Model(a=WANT, b=WANT), scale=4.0)
-        ((wrong),) = found["wrong"]
-        assert (wrong["parameter"], wrong["error"]) == ("b", math.inf)
-        assert wrong["first"] == "there, unsharded there is none"
+        (wrong,) = found.wrong
+        assert (wrong.parameter, wrong.error) == ("b", math.inf)
+        assert wrong.first == "there, unsharded there is none"
 
     def test_one_that_neither_has_is_not_compared(self, tmp_path: Path) -> None:
         found = numbers(tmp_path, "float32", a=WANT).compare_gradients(Model(a=WANT, b=None), scale=4.0)
-        assert found == {"compared": 1, "worst": 0.0, "wrong": []}
+        assert found == Gradients(compared=1, worst=0.0)

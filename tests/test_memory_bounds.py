@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> str:
 
 
 def check(model: str, tp_size: int = 2, **options: Any) -> Report:
-    return tpplan.check(model, tp_size, **options)
+    return tpplan.check(model, tp_size, depth="shapes", **options)
 
 
 class TestParameters:

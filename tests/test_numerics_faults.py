@@ -23,8 +23,9 @@ from tpplan.cli import main
 from tpplan.diagnostics import Report
 from tpplan.model.forward import example_inputs
 from tpplan.model.skeleton import Sharding
+from tpplan.stages.comparison import GradientFault, Numerics, Part, run_numerics
 from tpplan.stages.load import Load, run_load
-from tpplan.stages.numerics import GradientFault, Kind, Numerics, Part, run_numerics
+from tpplan.stages.result import GradientError
 
 LLAMA = configs.llama(num_key_value_heads=8)  # its own plan is right at 2 and 4 ranks
 LOGITS = 1e-4  # of the largest: the tolerance, as a number and not by its name
@@ -115,7 +116,7 @@ class TestGradients:
     def test_one_rank_alone_is_wrong(self, monkeypatch: pytest.MonkeyPatch, tp_size: int, rank: int) -> None:
         result = self.scaled(monkeypatch, rank, tp_size, 1.0)
         found = {fault.parameter: (fault.ranks, fault.kind) for fault in result.gradients}
-        assert found[LAST_NORM] == ((rank,), Kind.OTHER)
+        assert found[LAST_NORM] == ((rank,), GradientError.OTHER)
         assert all("norm" in name for name in found) and not result.passed
 
     @pytest.mark.parametrize("by", [0.9 * GRADIENTS, -0.9 * GRADIENTS])
@@ -132,7 +133,7 @@ class TestGradients:
         result = numerics(training=True)
         norms = {fault.parameter for fault in result.gradients}
         assert LAST_NORM in norms and "model.layers.0.input_layernorm.weight" in norms
-        missing = GradientFault(parameter=LAST_NORM, kind=Kind.MISSING, error=1.0, ranks=(0, 1))
+        missing = GradientFault(parameter=LAST_NORM, kind=GradientError.MISSING, error=1.0, ranks=(0, 1))
         assert missing in result.gradients and not result.passed
 
     def test_each_parameter_s_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +141,17 @@ class TestGradients:
         faults.change_output(monkeypatch, modeling_llama.LlamaForCausalLM, _with_twice_the_gradients)
         result = numerics(training=True)
         assert {fault.parameter for fault in result.gradients} == set(miniature(LLAMA, 4).skeleton.parameters)
-        assert {fault.kind for fault in result.gradients} == {Kind.TIMES_TP_SIZE}, "2 ranks, 2 times"
+        assert {fault.kind for fault in result.gradients} == {GradientError.TIMES_TP_SIZE}, "2 ranks, 2 times"
         assert {fault.ranks for fault in result.gradients} == {(0, 1)}
 
     def test_twice_is_not_times_tp_size_at_4(self, monkeypatch: pytest.MonkeyPatch) -> None:
         faults.change_output(monkeypatch, modeling_llama.LlamaForCausalLM, _with_twice_the_gradients)
-        assert {fault.kind for fault in numerics(4, training=True).gradients} == {Kind.OTHER}
+        assert {fault.kind for fault in numerics(4, training=True).gradients} == {GradientError.OTHER}
 
     def test_a_part_on_each_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
         faults.change_gradients(monkeypatch, lambda gradient: gradient * faults.on_rank(1, 2, 0.75, 0.25))
         (last,) = [fault for fault in numerics(training=True).gradients if fault.parameter == LAST_NORM]
-        assert last.kind is Kind.PARTIAL and last.ranks == (0, 1)
+        assert last.kind is GradientError.PARTIAL and last.ranks == (0, 1)
 
     def test_gradients_that_are_not_finite_unsharded_prove_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forward = modeling_llama.LlamaRMSNorm.forward

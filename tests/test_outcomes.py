@@ -19,9 +19,10 @@ from tests.support import configs, faults
 from tests.support.subjects import rules
 from tpplan.cli import main
 from tpplan.launch.findings import Ended
+from tpplan.launch.records import Gradients, Raised, RankResult, WrongGradient
 from tpplan.launch.run import Launch
-from tpplan.launch.worker import RankResult
 from tpplan.plan_files.document import ModelFacts, Plan, Target
+from tpplan.stages.difference import Difference
 
 SUMMED = "replicated_with_grad_allreduce"
 CUT = configs.llama()  # 2 key/value heads, which 4 ranks cut: a step of repair replicates the attention
@@ -74,7 +75,7 @@ class TestRepairedAndWrong:
     def test_nothing_is_handed_out(self, cut: str, capsys: pytest.CaptureFixture) -> None:
         assert main(["compile", cut, "--tp-size", "4", "--as", "json"]) == 1
         assert capsys.readouterr().out == ""
-        for call in (tpplan.plan, tpplan.distributed_config, tpplan.verify):
+        for call in (tpplan.plan, tpplan.distributed_config):
             with pytest.raises(tpplan.PlanError) as caught:
                 call(cut, 4)
             assert "TPP501" in {error.code for error in caught.value.report.errors}
@@ -82,13 +83,14 @@ class TestRepairedAndWrong:
 
     def test_nor_launched(self, cut: str, capsys: pytest.CaptureFixture) -> None:
         assert main(["verify", cut, "--tp-size", "4", "--format", "json"]) == 1
-        assert json.loads(capsys.readouterr().out)["verdict"] == "fail"
+        document = json.loads(capsys.readouterr().out)
+        assert (document["verdict"], document["stages"]["launch"]["status"]) == ("fail", "not-run")
 
     def test_a_size_is_judged_to_the_depth_that_was_asked_for(self, cut: str, capsys: pytest.CaptureFixture) -> None:
-        assert main(["sizes", cut, "--tp-size", "4", "--depth", "numerics", "--format", "json"]) == 1
+        assert main(["sizes", cut, "--tp-size", "4", "--format", "json"]) == 1
         (size,) = json.loads(capsys.readouterr().out)["sizes"]
         assert size["verdict"] == "fail" and size["stages"]["numerics"]["status"] == "failed"
-        assert main(["sizes", cut, "--tp-size", "4"]) == 0, "without the numbers it passes"
+        assert main(["sizes", cut, "--tp-size", "4", "--depth", "shapes"]) == 0, "without the numbers it passes"
 
 
 class TestOptimize:
@@ -140,8 +142,8 @@ class TestOfAPlanFile:
     @pytest.mark.parametrize(
         ("overrides", "stage", "code"),
         [
-            (rules("kv", SUMMED), "numerics", "TPP501"),
-            (rules("qkv", SUMMED), "shapes", "TPP402"),
+            (rules("kv", SUMMED), "numerics", "TPP206"),
+            (rules("qkv", SUMMED), "shapes", "TPP207"),
             (rules("q", "no_such_style"), "static", "TPP203"),
         ],
         ids=["wrong numbers", "raises", "is rejected"],
@@ -179,17 +181,17 @@ class TestSizes:
 
 
 def done(rank: int, **changes: Any) -> RankResult:
-    right = {"error": 1e-7, "first": "", "ratio": None}
+    right = Difference(error=1e-7)
     made = RankResult(rank=rank, pid=rank, phase="done", logits=right, tokens=[5, 6], parameter_bytes=None)
     return replace(made, load_seconds=0.1, peak_bytes=1, **changes)
 
 
 WHOLE = RankResult(rank=0, pid=1, phase="done", tokens=[5, 6], margins=[0.5, 0.5], cache="static")
-BEYOND = {"error": 1.1e-4, "first": "at [0]", "ratio": None}
-WITHIN = {"error": 0.9e-4, "first": "", "ratio": None}
-NOT_FINITE = {"error": float("nan"), "first": "at [0]", "ratio": None}
-RAISED = {"type": "KeyError", "message": "rope", "at": 1.0, "memory": False}
-GRADIENTS = {"compared": 1, "worst": 1.0, "wrong": [{"parameter": "a", "error": 1.0, "first": "", "ratio": None}]}
+BEYOND = Difference(error=1.1e-4, first="at [0]")
+WITHIN = Difference(error=0.9e-4)
+NOT_FINITE = Difference(error=float("nan"), first="at [0]")
+RAISED = Raised(type="KeyError", message="rope", at=1.0, memory=False)
+GRADIENTS = Gradients(compared=1, worst=1.0, wrong=(WrongGradient(parameter="a", error=1.0),))
 
 
 class TestVerify:

@@ -22,7 +22,7 @@ from tpplan.cli import main
 from tpplan.diagnostics import Report
 from tpplan.model.internals import has_uneven_gather
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.shapes import Phase, ShapesOutcome, run_shapes
+from tpplan.stages.full_size import Phase, ShapesOutcome, run_shapes
 from tpplan.stages.stand_in import run_stand_in
 
 EVEN = configs.llama(num_key_value_heads=8)
@@ -223,7 +223,7 @@ class TestStandIn:
 
 
 def check(tmp_path: Path, config: configs.Config, **options: Any) -> Report:
-    return tpplan.check(configs.write(tmp_path / "model", config), 2, **options)
+    return tpplan.check(configs.write(tmp_path / "model", config), 2, depth="shapes", **options)
 
 
 def statuses(report: Report) -> dict[str, str]:
