@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import Any
 
-from tpplan.miniature.values import AROUND, TEXT, TOKEN_OFFSETS, TOWER, Row, shrunk
+from tpplan.miniature.values import AROUND, TEXT, TOKEN_OFFSETS, TOWER, Row, matches, shrunk
 from tpplan.miniature.widths import Hidden, Part, Size, Widths, number_of_layers
 from tpplan.model.config import config_value
 
@@ -71,7 +70,7 @@ def _table(config: Any, path: str, text: Widths, size: Size) -> tuple[Sequence[R
     own = text if config is text.config else Widths(config, size)
     if own is not text and getattr(config, "sub_configs", None):
         values = config.to_dict()
-        offsets = sorted(values[name] for name in values if any(fnmatchcase(name, one) for one in TOKEN_OFFSETS))
+        offsets = sorted(values[name] for name in values if matches(name, TOKEN_OFFSETS))
         return AROUND, Part(config=config, own=own, text=text, size=size, offsets=tuple(offsets))
     depth = number_of_layers(config) if size.layers else 0
     return TEXT, Part(config=config, own=own, text=text, size=size, depth=depth, layers=size.layers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, NamedTuple
 
 from tpplan.miniature.widths import HIDDEN, LAYER_COUNTS, ROTATED, Hidden, Part, Towers, is_count, smaller
@@ -72,9 +73,15 @@ class Row(NamedTuple):
 def shrunk(table: Sequence[Row], part: Part, name: str, value: Any) -> Any:
     """What becomes of a value of the config in `part`."""
     for row in table:
-        if any(fnmatchcase(name, pattern) for pattern in row.names) and row.where(part, value):
+        if matches(name, row.names) and row.where(part, value):
             return row.becomes(part, value)
     return value
+
+
+@cache
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a name is one of these."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _unchanged(part: Part, value: Any) -> Any:

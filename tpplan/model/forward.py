@@ -1,4 +1,4 @@
-"""One forward of a model: what goes in, which module is called, and what of its output counts."""
+"""One forward of a model: what goes in, which module is called, and which part of its output is looked at."""
 
 from __future__ import annotations
 

@@ -41,5 +41,5 @@ def fake_rank(rank: int, tp_size: int) -> Iterator[None]:
 
 
 def _forget_meshes() -> None:
-    """Clear DTensor's caches: a mesh of the same shape counts as equal there, and brings back another rank's place."""
+    """Clear DTensor's caches: a mesh of the same shape is equal there, and brings back another rank's place."""
     internals().clear_dtensor_caches()
