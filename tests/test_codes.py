@@ -1,4 +1,4 @@
-"""The table of codes is complete: every code has a page with a tested example, is given, and is shown by a failing case."""
+"""The table of codes is complete: every code has a page with a tested example, is given, and has a failing case."""
 
 from __future__ import annotations
 

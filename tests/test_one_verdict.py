@@ -1,4 +1,4 @@
-"""One plan has one verdict: `check`, `plan`, `compile`, `sizes`, `verify` and the library say the same of it, always."""
+"""One plan has one verdict: `check`, `plan`, `compile`, `sizes`, `verify` and the library always say the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages, strategies and closed sets are rows of tables: a row added in one place is run, offered and in the schemas."""
+"""Stages, strategies and closed sets are rows of tables: a row added once is run, offered and in the schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The library: check a model or plan, make a plan, get a DistributedConfig. The command line is a thin layer over it."""
+"""The library: check a model or plan, make a plan, get a DistributedConfig. The command line is a thin layer on it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def find_plan(
     optimize: Optimize | None = None,
     **options: Unpack[Options],
 ) -> Found:
-    """As `plan`, with how the plan was found. compare: try and measure every strategy, not only the one that is followed.
+    """As `plan`, with how the plan was found. compare: try and measure every strategy, not only the one followed.
 
     optimize: of all strategies, follow the one with the fewest bytes per rank, or the fewest collectives.
     """
@@ -164,7 +164,7 @@ def size_candidates(
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of plan files (`plan`), or of what a command prints with --format json: `report`, `sizes`, `doctor`."""
+    """The JSON Schema of plan files (`plan`), or of the JSON that a command prints: `report`, `sizes`, `doctor`."""
     from tpplan.planner.strategies import STRATEGIES
 
     return filled(name, {"stage": table.names(), "strategy": STRATEGIES})
@@ -183,7 +183,7 @@ def verify(
     progress: Callable[[str, float], None] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Report:
-    """The report of a check, with the stage of a real sharded load: tp_size ranks under torchrun load, run and generate.
+    """The report of a check with a real sharded load as a stage: tp_size ranks under torchrun load, run, generate.
 
     A plan is launched as it is, a model with its repaired plan; one that fails the check is not launched. The ranks'
     logits, tokens and gradients are compared with the unsharded model where that fits into memory. miniature: launch a

@@ -14,7 +14,7 @@ from tpplan.targets import AUTOLOAD
 
 
 def call_in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `function(*args, **kwargs)` returns in a new process, which imports it by its name. Raises what it raises there."""
+    """What `function(*args, **kwargs)` returns, or raises, in a new process, which imports it by its name."""
     done = subprocess.run(
         [sys.executable, "-m", "tpplan.child"],
         input=pickle.dumps((function, args, kwargs)),

@@ -70,8 +70,7 @@ class Options(TypedDict, total=False):
 
 
 class PlanOptions(Options, total=False):
-    """The same for calls that take a plan. model: the model that the plan will be used with, when it is not the one that
-    the plan names."""
+    """The same for calls that take a plan. model: what the plan is used with, where it is not the model it names."""
 
     model: str | None
 

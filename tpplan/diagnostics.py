@@ -116,10 +116,10 @@ class BytesPerRank:
 class Memory:
     """What the rank that holds most needs of its device, in bytes.
 
-    batch, max_length: sequences, and tokens of each, that the cache is sized for. parameters: as in BytesPerRank. cache:
-    a static KV cache, with states of other kinds, None for training and where it was not measured. cache_even: the whole
-    model's cache / tp_size. gradients: of the parameters, for training; an optimizer's states come on top. activations:
-    an estimate from above. hbm: memory of the device, None where it is not known.
+    batch, max_length: sequences, and tokens of each, that the cache is sized for. parameters: as in BytesPerRank.
+    cache: a static KV cache, with states of other kinds, None for training and where it was not measured.
+    cache_even: the unsharded model's cache / tp_size. gradients: of the parameters, for training; an optimizer's states
+    come on top. activations: an estimate from above. hbm: memory of the device, None where it is not known.
     """
 
     batch: int

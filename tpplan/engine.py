@@ -96,7 +96,7 @@ def make_plan(request: Request, strategy: str | None, extend: bool) -> Found:
 def compare_strategies(request: Request, strategy: str | None, optimize: Optimize | None, extend: bool) -> Found:
     """As `make_plan`, with every strategy tried and its costs measured.
 
-    optimize: which of those that pass becomes the plan; None: the one that `strategy` names, else the first that passes.
+    optimize: which that passes becomes the plan; None: the one that `strategy` names, else the first that passes.
     """
     from tpplan.planner.candidates import all_strategies, best
 

@@ -36,9 +36,11 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
     if subject.spec.dtype_is_assumed:
         yield Diagnostic(
             code="TPP312",
-            message=f"the config names no dtype, so {subject.spec.dtype} is used; from_pretrained takes that of the weights",
+            message=f"the config names no dtype, so {subject.spec.dtype} is used; from_pretrained takes that of the "
+            "weights",
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
-            evidence="dtype='auto' of from_pretrained reads the config, then the first weights (modeling_utils._get_dtype)",
+            evidence="dtype='auto' of from_pretrained reads the config, then the first weights "
+            "(modeling_utils._get_dtype)",
             fix="give --dtype with the dtype of the weights, on which bytes depend",
         )
     config = text_config(subject.spec.config)

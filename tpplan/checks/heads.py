@@ -64,8 +64,8 @@ def _diagnostic(subject: Subject, code: str, block: AttentionBlock, projection: 
         message=f"tp_size {tp_size} does not divide {heads} {what} head{'s' * (heads != 1)}: each rank would get "
         f"{_share(projection, tp_size, what)}",
         where=Place(file=place.file, line=place.line, column=place.column, rule=rule, module=wildcard(block.name)),
-        evidence=f"{_source(subject, what, heads)}; {projection.columns} columns / {tp_size} ranks = {columns:g} columns "
-        f"per rank, one head needs {projection.unit}",
+        evidence=f"{_source(subject, what, heads)}; {projection.columns} columns / {tp_size} ranks = {columns:g} "
+        f"columns per rank, one head needs {projection.unit}",
     )
 
 
@@ -85,10 +85,11 @@ def disagreement(subject: Subject, diagnostic: Diagnostic) -> Diagnostic:
     """TPP308 instead of a TPP301 or TPP302 whose module the shapes stage ran: the model's own code decides."""
     return Diagnostic(
         code="TPP308",
-        message=f"tp_size {subject.sharding.tp_size} cuts {HEAD_CODES[diagnostic.code]} heads, and the model's own code runs "
-        "nevertheless",
+        message=f"tp_size {subject.sharding.tp_size} cuts {HEAD_CODES[diagnostic.code]} heads, and the model's own "
+        "code runs nevertheless",
         where=diagnostic.where,
-        evidence=f"{diagnostic.evidence}; the shapes stage ran its forward without weights on the first and the last rank",
+        evidence=f"{diagnostic.evidence}; the shapes stage ran its forward without weights on the first and the last "
+        "rank",
     )
 
 

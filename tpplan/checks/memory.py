@@ -19,7 +19,7 @@ LISTED = 5
 def bytes_per_rank(subject: Subject, local_sizes: Mapping[str, int]) -> BytesPerRank:
     """Parameter bytes on the largest rank. local_sizes: parameter -> elements it holds, from the sharded model."""
     whole = held = 0
-    for name, local, full in _held(subject, local_sizes):
+    for _, local, full in _held(subject, local_sizes):
         held += local
         whole += local if local == full else 0
     ideal = -(-subject.skeleton.bytes // subject.sharding.tp_size)
@@ -43,7 +43,7 @@ def check_replicated(
     elements = {name: parameter.bytes for name, parameter in subject.skeleton.parameters.items()}
     total = sum(elements.values())
     whole, whole_of, *sizes = in_one_unit(share.whole, total, *(size for _, size in largest[:LISTED]))
-    listed = ", ".join(f"{rule} {size}" for (rule, _), size in zip(largest, sizes))
+    listed = ", ".join(f"{rule} {size}" for (rule, _), size in zip(largest[:LISTED], sizes, strict=True))
     parameters = subject.skeleton.parameters
     held = sum(size for name, size in local_sizes.items() if name in parameters)
     yield Diagnostic(

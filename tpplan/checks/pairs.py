@@ -41,8 +41,8 @@ def check_key_value_alone(subject: Subject) -> Iterator[Diagnostic]:
         styles = {wildcard(name): subject.style_name(name) for name in (block.queries[0].name, *gathered)}
         yield Diagnostic(
             code="TPP206",
-            message=f"each rank gets all {block.key_value_heads} key/value heads and only its share of the query heads: "
-            "silently wrong numbers",
+            message=f"each rank gets all {block.key_value_heads} key/value heads and only its share of the query "
+            "heads: silently wrong numbers",
             where=subject.place_of_rule(rules[0]),
             evidence=", ".join(f"{rule} is {name}" for rule, name in styles.items()),
             fix=f"{subject.plan_command()} writes a plan that overrides queries and outputs too"
@@ -56,7 +56,7 @@ def _removal(rules: Sequence[str]) -> str:
 
 
 def _gathered_alone(subject: Subject, block: AttentionBlock) -> list[str]:
-    """Overridden key and value projections that give each rank all of several heads, while it has a share of the queries.
+    """Overridden key and value projections that give each rank all of several heads, beside a share of the queries.
 
     None where a head of the block is cut too: that raises, and TPP301 or TPP302 says so.
     """
@@ -69,7 +69,7 @@ def _gathered_alone(subject: Subject, block: AttentionBlock) -> list[str]:
 
 
 def check_partners(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP207: a projection that leaves its output sharded, and the one that reads it expects all of it; or the reverse."""
+    """TPP207: a projection leaves its output sharded, and the one that reads it expects all of it; or the reverse."""
     seen = set()
     for chain in _chains(subject):
         touched = [wildcard(name) for name in (*chain.before, chain.after) if subject.overridden(name)]
@@ -83,8 +83,8 @@ def check_partners(subject: Subject) -> Iterator[Diagnostic]:
         alike = all((subject.style(name).leaves is Flow.CUT) is cut for name in chain.beside)
         yield Diagnostic(
             code="TPP207",
-            message=f"{_short(first)} leaves its output {'sharded' if cut else 'replicated'} and {_short(rule)} reads it "
-            f"{'sharded' if reads_cut else 'replicated'}: their widths differ in the forward",
+            message=f"{_short(first)} leaves its output {'sharded' if cut else 'replicated'} and {_short(rule)} reads "
+            f"it {'sharded' if reads_cut else 'replicated'}: their widths differ in the forward",
             where=subject.place_of_rule(rule if rule in touched else touched[0]),
             evidence=f"{first} is {subject.style_name(chain.before[0])}, {rule} is {subject.style_name(chain.after)}",
             fix=f"give {rule} the style {'rowwise' if cut else 'rowwise_split_input'}" if alike else _removal(touched),
@@ -97,7 +97,7 @@ def _short(rule: str) -> str:
 
 
 def _chains(subject: Subject) -> Iterator[Chain]:
-    """Those of attention and feed-forward blocks; none of attention that TPP206 speaks of, whose fix is for all of it."""
+    """Those of attention and feed-forward blocks; not of attention with a TPP206, whose fix is for all of it."""
     import torch
 
     for block in attention_blocks(subject.skeleton, subject.spec.config):
@@ -118,7 +118,7 @@ def _chains(subject: Subject) -> Iterator[Chain]:
 
 
 def check_logits(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP208: the output head leaves each rank a part of the vocabulary. A tied one that TPP303 speaks of is left to it."""
+    """TPP208: the output head leaves each rank a part of the vocabulary. A tied head with a TPP303 is left to that."""
     head = subject.skeleton.model.get_output_embeddings()
     tied_otherwise = {head for head, _ in disagreeing_ties(subject)}
     names = [name for name, module in subject.skeleton.model.named_modules() if module is head]

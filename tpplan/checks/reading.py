@@ -14,7 +14,7 @@ TIE = "tie_word_embeddings"
 
 
 def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP313: tie_word_embeddings stands in the file, at the top or in the nested config, and the model does not follow."""
+    """TPP313: tie_word_embeddings is in the file, at the top or in the nested config, and the model does not follow."""
     head = subject.skeleton.model.get_output_embeddings()
     if subject.facts is not None or head is None:
         return
@@ -32,8 +32,8 @@ def check_tie_flags(subject: Subject) -> Iterator[Diagnostic]:
                 message=f"{TIE} is {str(said).lower()} in {where} and is not followed: "
                 f"the head is {'tied' if tied else 'not tied'}",
                 where=source.place_of(*path, TIE),
-                evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as built; "
-                f"{subject.skeleton.class_name} goes by {followed}",
+                evidence=f"{name}.weight is {'the embedding' if tied else 'a weight of its own'} in the model as "
+                f"built; {subject.skeleton.class_name} goes by {followed}",
                 fix=f"set {TIE} to {str(tied).lower()} in {where}",
             )
 
@@ -72,7 +72,8 @@ def check_groups(subject: Subject) -> Iterator[Diagnostic]:
         queries, key_values = heads
         yield Diagnostic(
             code="TPP315",
-            message=f"{queries} query heads cannot share {key_values} key/value heads evenly, so the model runs at no tp_size",
+            message=f"{queries} query heads cannot share {key_values} key/value heads evenly, so the model runs at no "
+            "tp_size",
             where=Place(file=subject.spec.source.name, module=wildcard(block.name)),
             evidence=f"num_attention_heads = {queries}, num_key_value_heads = {key_values} "
             f"({text_config_place(subject.spec)}); {queries} % {key_values} = {queries % key_values}",

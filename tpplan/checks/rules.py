@@ -48,13 +48,14 @@ def check_rule_names(subject: Subject) -> Iterator[Diagnostic]:
                 code="TPP201",
                 message="the rule matches no module and no parameter, and Transformers rejects it",
                 where=subject.place_of_rule(rule),
-                evidence=f"{rule!r}; {subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the path inside it",
+                evidence=f"{rule!r}; {subject.spec.auto_class} loads {subject.skeleton.class_name}; keys carry the "
+                "path inside it",
                 fix=f"write {meant!r}" if meant else "remove it",
             )
 
 
 def with_names_mended(subject: Subject) -> Subject:
-    """The subject as it would be after the fixes of TPP201 and TPP202, so that a wrong name has no second diagnostic."""
+    """The subject after the fixes of TPP201 and TPP202, so that a wrong name has no second diagnostic."""
     known = _known_rules(subject)
     given = subject.sharding.overrides
     right = {rule: style for rule, style in given.items() if rule in known}

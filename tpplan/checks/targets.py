@@ -75,7 +75,8 @@ def _several_hosts(subject: Subject, hardware: Hardware) -> Diagnostic:
         evidence=f"{_counts(hardware)} ({SOURCE}){_detected(subject, hardware)}",
         fix=f"on each host set TPU_WORKER_HOSTNAMES (all {hosts}, comma-separated), JOB_COMPLETION_INDEX (0 to "
         f"{hosts - 1}) and TORCH_TPU_TOPOLOGY={topology}, then give tpplan launch --nproc_per_node={each} the options "
-        "--nnodes, --node_rank, --master_addr and --master_port with what tpplan launch --device tpu --print-env prints",
+        "--nnodes, --node_rank, --master_addr and --master_port with what tpplan launch --device tpu --print-env "
+        "prints",
     )
 
 

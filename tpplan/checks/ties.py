@@ -53,7 +53,8 @@ def check_tied_weights_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
         if both
         else "two weights are tied, and loading on TPU fails if the checkpoint has both names",
         where=Place(file=subject.spec.source.name, parameter=target),
-        evidence=f"{target} and {source}; Transformers {installed} compares them with torch.equal, whose MIN all-reduce TPU cannot lower"
+        evidence=f"{target} and {source}; Transformers {installed} compares them with torch.equal, whose MIN "
+        "all-reduce TPU cannot lower"
         + ("" if both else "; the checkpoint is not at hand, so which names it has is unknown"),
         fix=install(TIES_LOAD_ON_TPU),
     )

@@ -19,15 +19,17 @@ def check_gathered_widths(subject: Subject) -> Iterator[Diagnostic]:
         place = subject.place_of_rule(rule) if rule in subject.sharding.overrides else Place(rule=rule)
         yield Diagnostic(
             code="TPP309",
-            message=f"tp_size {subject.sharding.tp_size} does not divide the {width} columns of the gathered output, and sharding raises",
+            message=f"tp_size {subject.sharding.tp_size} does not divide the {width} columns of the gathered output, "
+            "and sharding raises",
             where=Place(file=place.file or subject.spec.source.name, line=place.line, column=place.column, rule=rule),
-            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal shards",
+            evidence=f"{rule} is {subject.plan[rule]}; Transformers {versions().get('transformers')} wants equal "
+            "shards",
             fix=install(UNEVEN_GATHER),
         )
 
 
 def uneven_gathers(subject: Subject) -> dict[str, int]:
-    """Rule -> output width of the modules whose gathered output the installed Transformers refuses to split unevenly."""
+    """Rule -> output width of the modules whose gathered output the installed Transformers does not split unevenly."""
     if has_uneven_gather():
         return {}
     found = {}

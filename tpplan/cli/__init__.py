@@ -56,6 +56,6 @@ def _make_writable() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open as long as the process
         elif getattr(stream, "encoding", None) not in (None, "utf-8", "UTF-8") and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

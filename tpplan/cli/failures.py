@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import traceback
+from itertools import pairwise
 from typing import Any
 
 from tpplan.cli.options import Format
@@ -33,9 +34,7 @@ def model_of(error: Any, arguments: list[str]) -> str:
 def bad_usage(arguments: list[str], message: str, model: str) -> int:
     from tpplan.choices import usage_error
 
-    wants_json = any(
-        a == "--format=json" or (a, b) == ("--format", "json") for a, b in zip(arguments, [*arguments[1:], ""])
-    )
+    wants_json = "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
     fix = "tpplan --help lists the commands, tpplan COMMAND --help its options"
     error = usage_error(message.rstrip("."), fix, model)
     return show(error.report, Format.JSON if wants_json else Format.TEXT, stream="stdout" if wants_json else "stderr")

@@ -198,7 +198,7 @@ def verify(
 
 
 def _leave_chips_alone() -> None:
-    """Keep torch_tpu from loading with torch: these commands run the model's code on cpu, a launch may hold the chip."""
+    """Keep torch_tpu from loading with torch: these commands run on cpu, and a launch may hold the chip."""
     from tpplan.targets import AUTOLOAD
 
     os.environ.setdefault(AUTOLOAD, "0")

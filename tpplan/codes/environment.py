@@ -24,7 +24,8 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP910": error(
         "torch-tpu-missing",
         "torch_tpu is not installed",
-        meaning="A device of the TPU family was asked for, and torch_tpu, which brings PyTorch's `tpu` device, is missing.",
+        meaning="A device of the TPU family was asked for, and torch_tpu, which brings PyTorch's `tpu` device, is "
+        "missing.",
         reason="Every rank would run on CPU without a message.",
         example="A machine without torch_tpu shows it: `tpplan doctor --device tpu`.",
         action="Install torch_tpu.",
@@ -40,11 +41,13 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP912": error(
         "tpu-launch-environment",
         "torch_tpu cannot prepare a launch",
-        meaning="Before ranks start, torch.tpu.distributed.set_tpu_launch_env() must set what they agree on. It, or loading "
-        "torch_tpu, raised. On several hosts it reads TPU_WORKER_HOSTNAMES (all hosts, comma-separated, the same on each), "
-        "JOB_COMPLETION_INDEX (this host, from 0) and TORCH_TPU_TOPOLOGY (the complete slice, such as 2x4).",
+        meaning="Before ranks start, torch.tpu.distributed.set_tpu_launch_env() must set what they agree on. It, or "
+        "loading torch_tpu, raised. On several hosts it reads TPU_WORKER_HOSTNAMES (all hosts, comma-separated, the "
+        "same on each), JOB_COMPLETION_INDEX (this host, from 0) and TORCH_TPU_TOPOLOGY (the complete slice, such as "
+        "2x4).",
         reason="Ranks without these variables do not find each other.",
-        example="A TPU host shows it: `tpplan launch --device tpu` with a torch_tpu whose native library does not load.",
+        example="A TPU host shows it: `tpplan launch --device tpu` with a torch_tpu whose native library does not "
+        "load.",
         action="Correct the variable that the evidence names.",
     ),
     "TPP913": error(
@@ -58,18 +61,18 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP920": error(
         "requirement-not-met",
         "a package is missing or outside a range that another asks for",
-        meaning="The ranges are those in the metadata of the installed packages, as pip reads them: what a package requires "
-        "always, and its optional integration with a package that happens to be installed.",
-        reason="pip keeps the ranges when it installs, and breaks them when another package is installed later or without "
-        "its dependencies. Packages outside them fail in places that do not name the cause.",
+        meaning="The ranges are those in the metadata of the installed packages, as pip reads them: what a package "
+        "requires always, and its optional integration with a package that happens to be installed.",
+        reason="pip keeps the ranges when it installs, and breaks them when another package is installed later or "
+        "without its dependencies. Packages outside them fail in places that do not name the cause.",
         example="A machine shows it, under `tpplan doctor`: a tokenizers newer than Transformers asks for.",
         action="Run the pip command of the fix.",
     ),
     "TPP921": error(
         "no-native-library",
         "torch_tpu ships no native library for the installed torch",
-        meaning="torch_tpu has a set of libraries for each torch release that broke its binary interface, and loads the "
-        "newest set that is not newer than torch. The installed torch is older than all of them.",
+        meaning="torch_tpu has a set of libraries for each torch release that broke its binary interface, and loads "
+        "the newest set that is not newer than torch. The installed torch is older than all of them.",
         reason="`import torch` raises.",
         example="A machine shows it, under `tpplan doctor --device tpu`: a torch older than torch_tpu supports.",
         action="Install a torch release of the range in the fix.",
@@ -77,7 +80,8 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP922": error(
         "import-breaks",
         "torch, Transformers or torch_tpu does not import",
-        meaning="A child process imported it and raised, ended, or did not answer in time; the evidence is its last output.",
+        meaning="A child process imported it and raised, ended, or did not answer in time; the evidence is its last "
+        "output.",
         reason="torch loads torch_tpu by itself, so a torch_tpu that is broken breaks `import torch`, on cpu too.",
         example="A machine shows it, under `tpplan doctor`: a torch whose native libraries are missing.",
         action="Install the package anew. TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch_tpu out.",
@@ -85,8 +89,8 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP923": error(
         "chips-not-usable",
         "the chips of this machine are not the ones that torch can use",
-        meaning="torch_tpu finds the TPUs on the PCI bus that /dev/vfio exposes. torch.accelerator sees another number, or "
-        "one for which torch_tpu knows no topology.",
+        meaning="torch_tpu finds the TPUs on the PCI bus that /dev/vfio exposes. torch.accelerator sees another "
+        "number, or one for which torch_tpu knows no topology.",
         reason="A launch with one rank per chip fails.",
         example="A machine shows it, under `tpplan doctor`: a container that gets three of four chips.",
         action="Pass all devices of the host through, or a number for which there is a topology.",
@@ -112,8 +116,8 @@ ENVIRONMENT: dict[str, Code] = {
         "launch-variables-at-odds",
         "the variables of the TPU launch contradict each other",
         meaning="Variables of an earlier launch, of another topology or of other hosts are set.",
-        reason="set_tpu_launch_env overwrites nothing that is set, so they go into the next launch, which then raises or "
-        "waits for ever.",
+        reason="set_tpu_launch_env overwrites nothing that is set, so they go into the next launch, which then raises "
+        "or waits for ever.",
         example="A machine shows it, under `tpplan doctor`: a TORCH_TPU_TOPOLOGY of another number of chips than its "
         "addresses.",
         action="Unset the variables of the earlier launch, or set them alike on every host.",
@@ -130,8 +134,8 @@ ENVIRONMENT: dict[str, Code] = {
         "tcmalloc-missing",
         "tcmalloc is not the allocator",
         meaning="The process runs with glibc's malloc; torch_tpu warns of it on import.",
-        reason="torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds locks, so "
-        "its threads wait.",
+        reason="torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds "
+        "locks, so its threads wait.",
         example="A machine shows it, under `tpplan doctor --device tpu`: no LD_PRELOAD.",
         action="Preload tcmalloc before Python starts, as the fix shows.",
     ),
@@ -147,8 +151,8 @@ ENVIRONMENT: dict[str, Code] = {
         "port-taken",
         "a port that the launch needs cannot be listened on",
         meaning="Ranks meet at MASTER_PORT (29500 unless set), torch_tpu's processes at the ports in "
-        "TORCH_TPU_SLICEBUILDER_ADDRESSES, from TORCH_TPU_BASE_PORT (8070) on where there are several hosts. One of these is "
-        "taken, or no port.",
+        "TORCH_TPU_SLICEBUILDER_ADDRESSES, from TORCH_TPU_BASE_PORT (8070) on where there are several hosts. One of "
+        "these is taken, or no port.",
         reason="The launch raises, or its ranks talk to another process.",
         example="A machine shows it, under `tpplan doctor`: another launch that listens on port 29500.",
         action="Give the port of the fix.",
@@ -156,8 +160,8 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP931": error(
         "memory-too-small",
         "a process for each device does not fit into memory",
-        meaning="The memory that is free, of the machine or of this container if less, is below what processes need that "
-        "have imported torch and Transformers, one for each device. A model comes in addition.",
+        meaning="The memory that is free, of the machine or of this container if less, is below what processes need "
+        "that have imported torch and Transformers, one for each device. A model comes in addition.",
         reason="The launch would make the kernel kill a process.",
         example="A machine shows it, under `tpplan doctor`: a container with 1 GiB for 8 devices.",
         action="End other processes, or raise the container's limit.",
@@ -165,9 +169,10 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP932": error(
         "chip-variables-left",
         "variables of libtpu are left over from another process",
-        meaning="TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS or the like is set for all processes, as JAX users do by hand, or "
-        "TPU_LIBRARY_PATH, which replaces the path of the installed libtpu, names no file.",
-        reason="torch_tpu's native code sets them for each rank; values that are there already make ranks see other chips.",
+        meaning="TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS or the like is set for all processes, as JAX users do by hand, "
+        "or TPU_LIBRARY_PATH, which replaces the path of the installed libtpu, names no file.",
+        reason="torch_tpu's native code sets them for each rank; values that are there already make ranks see other "
+        "chips.",
         example="A machine shows it: `TPU_VISIBLE_CHIPS=0 tpplan doctor --device tpu`.",
         action="Unset the variables.",
     ),

@@ -29,17 +29,19 @@ INPUTS: dict[str, Code] = {
         "the plan file does not have the shape of a plan",
         meaning="A key is unknown, missing, or not a string, or a value has the wrong type or is outside its range. "
         "Scalars are read as written: `true`, `null`, `~` and numbers as JSON writes them are what they look like, all "
-        "else is a string, so `010` and `no` are neither numbers nor booleans. Numbers are finite, and integers have at "
-        "most 64 digits.",
+        "else is a string, so `010` and `no` are neither numbers nor booleans. Numbers are finite, and integers have "
+        "at most 64 digits.",
         reason="A misspelt key that is ignored in silence would leave the plan without what it was meant to say.",
         example="tpplan check plan.yaml\nplan.yaml: tp_size: two\nplan.yaml: purpse: training",
-        action="Make the edit that the fix names. `tpplan schema` prints the JSON Schema that plans are checked against.",
+        action="Make the edit that the fix names. `tpplan schema` prints the JSON Schema that plans are checked "
+        "against.",
     ),
     "TPP104": error(
         "duplicate-key",
         "a key appears twice in one mapping",
         meaning="Two lines of one mapping of the plan have the same key.",
-        reason="YAML readers keep the later of two equal keys without a message, so one of the two rules would be lost.",
+        reason="YAML readers keep the later of two equal keys without a message, so one of the two rules would be "
+        "lost.",
         example="tpplan check plan.yaml\n"
         "plan.yaml: model.layers.*.self_attn.q_proj: colwise\n"
         "plan.yaml: model.layers.*.self_attn.q_proj: replicated_with_grad_allreduce",
@@ -48,8 +50,10 @@ INPUTS: dict[str, Code] = {
     "TPP105": error(
         "yaml-refused",
         "the plan file uses YAML that a plan never needs",
-        meaning="The file has a tag, an anchor, an alias, a merge key, several documents, or more nesting than a plan has.",
-        reason="Plans are data. Such constructs make a small file expensive to read, or let its meaning depend on the reader.",
+        meaning="The file has a tag, an anchor, an alias, a merge key, several documents, or more nesting than a plan "
+        "has.",
+        reason="Plans are data. Such constructs make a small file expensive to read, or let its meaning depend on the "
+        "reader.",
         example="tpplan check plan.yaml\n"
         "plan.yaml: model.layers.*.self_attn.q_proj: &whole replicated_with_grad_allreduce\n"
         "plan.yaml: model.layers.*.self_attn.k_proj: *whole",
@@ -58,8 +62,8 @@ INPUTS: dict[str, Code] = {
     "TPP110": error(
         "config-unreadable",
         "no config.json that can be parsed",
-        meaning="MODEL is not a directory with a config.json, a config file, or a hub id; or the file does not hold one "
-        "JSON object in UTF-8; or a key appears twice in it.",
+        meaning="MODEL is not a directory with a config.json, a config file, or a hub id; or the file does not hold "
+        "one JSON object in UTF-8; or a key appears twice in it.",
         reason="Without its config nothing is known about the model.",
         example='tpplan check config.json --tp-size 2\nconfig.json: {"model_type": "llama",}',
         action="Correct the path or the JSON at the place shown.",
@@ -76,11 +80,12 @@ INPUTS: dict[str, Code] = {
     "TPP112": error(
         "config-field-missing",
         "the config lacks a value that decides",
-        meaning="The config has no model_type, or lacks a size that makes it one model, or gives a number of heads under "
-        "a name that its class does not read.",
+        meaning="The config has no model_type, or lacks a size that makes it one model, or gives a number of heads "
+        "under a name that its class does not read.",
         reason="Transformers would use the default of the class without a message, and the verdict would be about "
         "another model.",
-        example='tpplan check config.json --tp-size 2\nconfig.json: "model_type": "llama"\nconfig.json: "intermediate_size": 96',
+        example='tpplan check config.json --tp-size 2\nconfig.json: "model_type": "llama"\nconfig.json: '
+        '"intermediate_size": 96',
         action="Put the value into config.json, under the name that the fix gives.",
     ),
     "TPP113": error(
@@ -94,8 +99,8 @@ INPUTS: dict[str, Code] = {
     "TPP114": error(
         "remote-code",
         "the model brings its own code",
-        meaning="The config names Python files of the model's repository (auto_map), and the installed Transformers does "
-        "not know its model_type.",
+        meaning="The config names Python files of the model's repository (auto_map), and the installed Transformers "
+        "does not know its model_type.",
         reason="Running these files runs code from the repository on your machine, so it is never done unasked.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "AutoConfig": "configuration_own.OwnConfig"',
         action="Read the files, then give --trust-remote-code.",
@@ -103,8 +108,8 @@ INPUTS: dict[str, Code] = {
     "TPP115": error(
         "no-auto-class",
         "no auto class loads this config",
-        meaning="None of the auto classes that tpplan tries, or not the one that was named, maps this config class to a "
-        "model class.",
+        meaning="None of the auto classes that tpplan tries, or not the one that was named, maps this config class to "
+        "a model class.",
         reason="Which model would be loaded is unknown, and so are its parameters and its plan.",
         example="tpplan check config.json --tp-size 2 --auto-class AutoModelForSpeechSeq2Seq\n"
         'config.json: "model_type": "llama"',
@@ -113,8 +118,8 @@ INPUTS: dict[str, Code] = {
     "TPP116": error(
         "class-does-not-build",
         "the model's class cannot be built from this config",
-        meaning="The constructor of the model class raised: a package that it needs is missing, or values of the config "
-        "contradict each other.",
+        meaning="The constructor of the model class raised: a package that it needs is missing, or values of the "
+        "config contradict each other.",
         reason="from_pretrained builds the class in the same way and raises too.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "hidden_act": "selu_of_another_library"',
         action="Correct the value, or install the package, that the evidence names.",
@@ -123,7 +128,8 @@ INPUTS: dict[str, Code] = {
         "head-count-invalid",
         "a number of heads is not a whole number above 0",
         meaning="A number of query or key/value heads is a string, a boolean, a fraction, or below 1.",
-        reason="Some config classes accept such a value, and the model fails only when it is built, or is another model.",
+        reason="Some config classes accept such a value, and the model fails only when it is built, or is another "
+        "model.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "num_attention_heads": "8"',
         action="Write the number of heads as a whole number.",
     ),
@@ -165,8 +171,8 @@ INPUTS: dict[str, Code] = {
     "TPP122": error(
         "text-config-invalid",
         "a value of a flat config is taken for the config of a language model",
-        meaning="The config class has no nested configs, and the file has a key such as text_config, which Transformers "
-        "takes for the config of the language model.",
+        meaning="The config class has no nested configs, and the file has a key such as text_config, which "
+        "Transformers takes for the config of the language model.",
         reason="Transformers then reads heads and cache sizes from that value instead of from the config itself.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "text_config": {',
         action="Remove the key from config.json, or correct the model_type.",

@@ -9,26 +9,29 @@ LAUNCHES: dict[str, Code] = {
         "rank-raises",
         "a rank of the launch raises",
         meaning="A process that torchrun started raised in the phase named: start, load (from_pretrained), forward, "
-        "backward, compare or generate. When several ranks raise, the first is named: the others often only lose their peer.",
+        "backward, compare or generate. When several ranks raise, the first is named: the others often only lose their "
+        "peer.",
         reason="The model does not run on this machine with this plan.",
         example="Real ranks show it, under `tpplan verify`: a plan whose forward raises.",
-        action="Read the error in the evidence. `tpplan check` at the same size tells errors of the plan without a launch.",
+        action="Read the error in the evidence. `tpplan check` at the same size tells errors of the plan without a "
+        "launch.",
     ),
     "TPP511": error(
         "rank-killed",
         "a rank of the launch is ended by a signal",
-        meaning="The process ended without an error of its own: killed from outside, or crashed in native code. torchrun "
-        "then ended the other ranks.",
+        meaning="The process ended without an error of its own: killed from outside, or crashed in native code. "
+        "torchrun then ended the other ranks.",
         reason="The launch did not finish, so nothing after that phase is known.",
         example="Real ranks show it, under `tpplan verify`: `kill -9` on one of them.",
-        action="Look in the evidence for what the process wrote last, and run it again; a crash at the same place is one of "
-        "a native library.",
+        action="Look in the evidence for what the process wrote last, and run it again; a crash at the same place is "
+        "one of a native library.",
     ),
     "TPP512": error(
         "rank-hangs",
         "the launch does not finish in time",
-        meaning="When --timeout was over, ranks were still running, and all were ended. In a collective each rank waits for "
-        "all others, so the rank that is furthest behind, or stopped, is named; the evidence says where each one was.",
+        meaning="When --timeout was over, ranks were still running, and all were ended. In a collective each rank "
+        "waits for all others, so the rank that is furthest behind, or stopped, is named; the evidence says where each "
+        "one was.",
         reason="Without the limit it would wait for ever.",
         example="Real ranks show it, under `tpplan verify --timeout 15`: `kill -STOP` on one of them.",
         action="Give a longer --timeout for a large checkpoint; else look at the rank that is named.",
@@ -36,8 +39,8 @@ LAUNCHES: dict[str, Code] = {
     "TPP513": error(
         "rank-out-of-memory",
         "a rank of the launch runs out of memory",
-        meaning="The allocator raised, or the kernel killed the process for memory: its counter of such kills went up during "
-        "the launch.",
+        meaning="The allocator raised, or the kernel killed the process for memory: its counter of such kills went up "
+        "during the launch.",
         reason="The model does not fit into the memory of this machine with this plan.",
         example="Real ranks show it, under `tpplan verify`: a checkpoint larger than the memory of the machine.",
         action="Use more ranks, a smaller dtype, or --miniature.",
@@ -53,17 +56,18 @@ LAUNCHES: dict[str, Code] = {
     "TPP515": error(
         "launched-tokens-differ",
         "the launched model generates other tokens than the unsharded one",
-        meaning="The logits of one forward agree, and greedy generation leaves the unsharded model's path where its choice "
-        "was clear.",
-        reason="The fault is in the decode steps, which read keys and values from the cache; every generation is affected.",
+        meaning="The logits of one forward agree, and greedy generation leaves the unsharded model's path where its "
+        "choice was clear.",
+        reason="The fault is in the decode steps, which read keys and values from the cache; every generation is "
+        "affected.",
         example="Real ranks show it, under `tpplan verify`: a cache that keeps the key/value heads of another rank.",
         action="Try another strategy (`tpplan plan --strategy`), and report it with the evidence.",
     ),
     "TPP516": error(
         "launched-gradients-differ",
         "the launched model's gradients are not the unsharded ones",
-        meaning="After one backward of the same scalar the gradients differ. A factor of exactly tp_size means that every "
-        "rank had the full gradient and they were summed.",
+        meaning="After one backward of the same scalar the gradients differ. A factor of exactly tp_size means that "
+        "every rank had the full gradient and they were summed.",
         reason="Training runs, and updates these parameters by wrong steps.",
         example="Real ranks show it, under `tpplan verify` with purpose training: a norm that is "
         "replicated_with_grad_allreduce on a replicated activation.",
@@ -80,8 +84,8 @@ LAUNCHES: dict[str, Code] = {
     "TPP518": warning(
         "launch-not-compared",
         "the launched model was not compared with the unsharded one",
-        meaning="It loaded and ran. The unsharded model does not fit into the memory that is free, its process was killed, "
-        "or its own logits are not finite.",
+        meaning="It loaded and ran. The unsharded model does not fit into the memory that is free, its process was "
+        "killed, or its own logits are not finite.",
         reason="Whether the numbers of the launched model are right was not seen.",
         example="Real ranks show it, under `tpplan verify`: a checkpoint that fits only when it is sharded.",
         action="Run `tpplan verify --miniature`, which compares a small model of the same structure.",
@@ -122,8 +126,8 @@ LAUNCHES: dict[str, Code] = {
     "TPP523": error(
         "ranks-do-not-fit",
         "the ranks do not fit into the memory of this machine",
-        meaning="Parameters of all ranks of this host and the least that a process needs are more than the memory that is "
-        "free. Nothing was started.",
+        meaning="Parameters of all ranks of this host and the least that a process needs are more than the memory that "
+        "is free. Nothing was started.",
         reason="The launch would make the kernel kill a process.",
         example="Real ranks would show it, under `tpplan verify`: a checkpoint larger than the memory of the machine.",
         action="Use a machine with more memory, a smaller dtype, or --miniature.",
@@ -131,7 +135,8 @@ LAUNCHES: dict[str, Code] = {
     "TPP524": note(
         "generation-not-seen",
         "no tokens were generated",
-        meaning="The class has no head to generate with, or the unsharded model cannot generate from the example input.",
+        meaning="The class has no head to generate with, or the unsharded model cannot generate from the example "
+        "input.",
         reason="Decode steps and their cache were not compared.",
         example="Real ranks show it, under `tpplan verify --auto-class AutoModel`.",
         action="Name the auto class that generates with --auto-class, where there is one.",

@@ -16,8 +16,8 @@ RUNS: dict[str, Code] = {
     "TPP402": error(
         "forward-raises",
         "the sharded forward raises",
-        meaning="The real model class, at full size and without weights, was sharded as one rank of tp_size, and its forward "
-        "raised. The module named is the innermost one whose forward did not return.",
+        meaning="The real model class, at full size and without weights, was sharded as one rank of tp_size, and its "
+        "forward raised. The module named is the innermost one whose forward did not return.",
         reason="The model loads, and its first forward raises in the same place.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "model_type": "doge"',
         action="Run the command of the fix: it writes a plan that runs.",
@@ -46,8 +46,8 @@ RUNS: dict[str, Code] = {
         "wrong-gradients",
         "a gradient is wrong, and nothing raises",
         meaning="A parameter whose input and output gradient are replicated must be `replicate`; with "
-        "`replicated_with_grad_allreduce` its gradient is tp_size times too large. One that works on a sharded activation "
-        "has a part of its gradient on each rank and must be `replicated_with_grad_allreduce`.",
+        "`replicated_with_grad_allreduce` its gradient is tp_size times too large. One that works on a sharded "
+        "activation has a part of its gradient on each rank and must be `replicated_with_grad_allreduce`.",
         reason="Training runs, and updates these parameters by wrong steps.",
         example="tpplan check config.json --tp-size 2 --depth numerics --purpose training\n"
         'config.json: "model_type": "apertus"',
@@ -56,7 +56,8 @@ RUNS: dict[str, Code] = {
     "TPP504": error(
         "sharded-run-raises",
         "the sharded miniature raises where the unsharded one runs",
-        meaning="The shapes at full size ran, so this is about values or about the cache. The part that raised is named.",
+        meaning="The shapes at full size ran, so this is about values or about the cache. The part that raised is "
+        "named.",
         reason="The model raises in that part, such as generation with a static cache.",
         example="tpplan check plan.yaml --depth numerics\n"
         "plan.yaml: num_key_value_heads: 1\n"
@@ -68,8 +69,8 @@ RUNS: dict[str, Code] = {
         "load-raises",
         "from_pretrained raises while it loads the sharded model",
         meaning="A saved miniature was loaded by from_pretrained with this DistributedConfig as one rank of tp_size. "
-        "Sharding the built model worked; reading a checkpoint into it did not. Weight conversion and fused experts are "
-        "the usual places.",
+        "Sharding the built model worked; reading a checkpoint into it did not. Weight conversion and fused experts "
+        "are the usual places.",
         reason="The real checkpoint goes through the same code.",
         example='tpplan check config.json --tp-size 2 --depth numerics\nconfig.json: "model_type": "sarvam_moe"',
         action="Run the command of the fix, which replicates what cannot be loaded sharded.",
@@ -77,9 +78,9 @@ RUNS: dict[str, Code] = {
     "TPP506": error(
         "loaded-slice-wrong",
         "a rank gets other values than its slice of what one device gets",
-        meaning="from_pretrained ran, and a parameter of the rank is not the slice that its placement says of the parameter "
-        "that from_pretrained gives one device from the same checkpoint. The usual place is a fused weight that is split "
-        "while it loads.",
+        meaning="from_pretrained ran, and a parameter of the rank is not the slice that its placement says of the "
+        "parameter that from_pretrained gives one device from the same checkpoint. The usual place is a fused weight "
+        "that is split while it loads.",
         reason="Nothing raises, and the model is wrong.",
         example="hrm_text of Transformers 5.24 shows it. No smaller model of the installed release does.",
         action="Run the command of the fix, which replicates what is sliced wrongly.",

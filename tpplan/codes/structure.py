@@ -8,38 +8,39 @@ STRUCTURE: dict[str, Code] = {
     "TPP301": error(
         "kv-heads-split",
         "tp_size cuts a key/value head",
-        meaning="A column-cut key or value projection gives each rank its share of columns, and that share is not a whole "
-        "number of heads.",
+        meaning="A column-cut key or value projection gives each rank its share of columns, and that share is not a "
+        "whole number of heads.",
         reason="The view into heads inside the attention fails in the forward. Loading gives no message.",
         example='tpplan check config.json --tp-size 4\nconfig.json: "num_key_value_heads": 2',
-        action="`tpplan plan MODEL --tp-size N` writes a plan in which attention is not cut inside a head, or use a tp_size "
-        "that divides the heads.",
+        action="`tpplan plan MODEL --tp-size N` writes a plan in which attention is not cut inside a head, or use a "
+        "tp_size that divides the heads.",
     ),
     "TPP302": error(
         "query-heads-split",
         "tp_size cuts a query head",
-        meaning="A column-cut query projection gives each rank its share of columns, and that share is not a whole number "
-        "of heads.",
+        meaning="A column-cut query projection gives each rank its share of columns, and that share is not a whole "
+        "number of heads.",
         reason="The view into heads inside the attention fails in the forward. Loading gives no message.",
         example='tpplan check config.json --tp-size 4\nconfig.json: "num_attention_heads": 6',
-        action="`tpplan plan MODEL --tp-size N` writes a plan in which attention is not cut inside a head, or use a tp_size "
-        "that divides the heads.",
+        action="`tpplan plan MODEL --tp-size N` writes a plan in which attention is not cut inside a head, or use a "
+        "tp_size that divides the heads.",
     ),
     "TPP303": error(
         "tied-styles-disagree",
         "two tied weights have styles that disagree",
         meaning="An override shards one of two tied weights along another dim than the style of the other does.",
-        reason="Tied weights are one parameter and carry the placement of the embedding. A head whose style expects another "
-        "placement raises or reads the wrong part.",
+        reason="Tied weights are one parameter and carry the placement of the embedding. A head whose style expects "
+        "another placement raises or reads the wrong part.",
         example="tpplan check plan.yaml\nplan.yaml: tie_word_embeddings: true\nplan.yaml: lm_head: rowwise_split_input",
         action="Remove the override, or override both so that they are sharded along the same dim.",
     ),
     "TPP304": error(
         "tied-weights-tpu",
         "tied weights do not load on TPU with this Transformers",
-        meaning="Both names of a tied pair are in the checkpoint, and Transformers before 5.23 compares the two sharded "
-        "tensors with torch.equal while it loads them.",
-        reason="torch.equal on sharded tensors is a MIN all-reduce, which the TPU backend cannot lower, so loading raises.",
+        meaning="Both names of a tied pair are in the checkpoint, and Transformers before 5.23 compares the two "
+        "sharded tensors with torch.equal while it loads them.",
+        reason="torch.equal on sharded tensors is a MIN all-reduce, which the TPU backend cannot lower, so loading "
+        "raises.",
         example="Transformers before 5.23 shows it: a tied model whose checkpoint has model.embed_tokens.weight and "
         "lm_head.weight, with --device tpu-v5e.",
         action="Install Transformers 5.23 or newer.",
@@ -47,10 +48,11 @@ STRUCTURE: dict[str, Code] = {
     "TPP305": warning(
         "mostly-replicated",
         "the plan leaves most of the model replicated",
-        meaning="The largest rank holds more than 1.5 times an even split of the parameters, because the plan has no rule "
-        "for the parameters in the evidence, or rules that replicate them.",
+        meaning="The largest rank holds more than 1.5 times an even split of the parameters, because the plan has no "
+        "rule for the parameters in the evidence, or rules that replicate them.",
         reason="Each rank holds all of these parameters, so more ranks do not save their memory.",
-        example='tpplan check config.json --tp-size 4\nconfig.json: "model_type": "gpt_oss"\nconfig.json: "num_local_experts": 32',
+        example='tpplan check config.json --tp-size 4\nconfig.json: "model_type": "gpt_oss"\nconfig.json: '
+        '"num_local_experts": 32',
         action="Run the command of the fix: it tries more rules, or the model's expert plan, and keeps what passes.",
     ),
     "TPP306": note(
@@ -73,10 +75,10 @@ STRUCTURE: dict[str, Code] = {
     "TPP308": warning(
         "head-arithmetic-disagrees",
         "tp_size cuts heads, and the model's own code runs",
-        meaning="The share of columns per rank is not a whole number of heads, and the shapes stage ran the model's own "
-        "code on the first and the last rank without an error.",
-        reason="The model's code decides, so this is no error: the code does not view the columns as heads. Whether its "
-        "numbers are right is for the numerics stage to say.",
+        meaning="The share of columns per rank is not a whole number of heads, and the shapes stage ran the model's "
+        "own code on the first and the last rank without an error.",
+        reason="The model's code decides, so this is no error: the code does not view the columns as heads. Whether "
+        "its numbers are right is for the numerics stage to say.",
         example="tpplan check model --tp-size 4 --trust-remote-code\n"
         'model/config.json: "num_key_value_heads": 2\n'
         "model/modeling_own.py: torch.sigmoid(self.q_proj(x) * self.k_proj(x))",
@@ -86,14 +88,16 @@ STRUCTURE: dict[str, Code] = {
         "uneven-gather",
         "a gathered output does not divide by tp_size",
         meaning="A rule gathers an output whose width tp_size does not divide, as with a vocabulary of 255 on 4 ranks.",
-        reason="Transformers before 5.21 raises when it shards such a layer. From 5.21 the last rank holds a shorter slice.",
+        reason="Transformers before 5.21 raises when it shards such a layer. From 5.21 the last rank holds a shorter "
+        "slice.",
         example="Transformers before 5.21 shows it: a model with a vocab_size of 255, with --tp-size 4.",
         action="Install Transformers 5.21 or newer.",
     ),
     "TPP310": error(
         "experts-do-not-divide",
         "ep_size does not divide the experts",
-        meaning="Expert parallelism gives each rank the same number of experts, and ep_size does not divide their number.",
+        meaning="Expert parallelism gives each rank the same number of experts, and ep_size does not divide their "
+        "number.",
         reason="Transformers raises while it shards the model; there are no uneven shares of experts.",
         example="tpplan check plan.yaml\nplan.yaml: num_local_experts: 6\nplan.yaml: ep_size: 4",
         action="Use an ep_size that divides the experts, or remove ep_size.",
@@ -101,8 +105,9 @@ STRUCTURE: dict[str, Code] = {
     "TPP311": error(
         "ep-size-does-not-fit",
         "ep_size does not fit tp_size",
-        meaning="Expert-parallel ranks are made from the fsdp_size * tp_size ranks of a DistributedConfig: ep_size must be "
-        "a multiple of tp_size and divide that product. A plan has no fsdp_size, so ep_size is tp_size, or is left out.",
+        meaning="Expert-parallel ranks are made from the fsdp_size * tp_size ranks of a DistributedConfig: ep_size "
+        "must be a multiple of tp_size and divide that product. A plan has no fsdp_size, so ep_size is tp_size, or is "
+        "left out.",
         reason="Transformers refuses the pair before it loads anything.",
         example="tpplan check plan.yaml\nplan.yaml: tp_size: 2\nplan.yaml: ep_size: 3",
         action="Set ep_size to tp_size, or remove ep_size.",
@@ -111,26 +116,29 @@ STRUCTURE: dict[str, Code] = {
         "dtype-not-named",
         "the config names no dtype",
         meaning="Neither the config nor the call names the dtype of the parameters.",
-        reason="from_pretrained takes that of the weights, which no check reads; bytes per rank are those of the dtype in "
-        "the message.",
+        reason="from_pretrained takes that of the weights, which no check reads; bytes per rank are those of the dtype "
+        "in the message.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "model_type": "llama"',
         action="Give --dtype with the dtype that the model is loaded in.",
     ),
     "TPP313": note(
         "tie-flag-not-followed",
         "the model does not follow a tie_word_embeddings of the config",
-        meaning="tie_word_embeddings may be at the top of the config and in the nested config of the language model. The "
-        "model class reads one of the two places, and the other says something else.",
-        reason="Whether the head is tied to the embedding decides which parameters there are, and how they may be sharded.",
+        meaning="tie_word_embeddings may be at the top of the config and in the nested config of the language model. "
+        "The model class reads one of the two places, and the other says something else.",
+        reason="Whether the head is tied to the embedding decides which parameters there are, and how they may be "
+        "sharded.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "tie_word_embeddings": true',
         action="Put the same value in both places.",
     ),
     "TPP314": note(
         "architectures-not-followed",
         "the class that is loaded is not the one that architectures names",
-        meaning="Auto classes choose the model class by model_type, and architectures in the config names another class.",
+        meaning="Auto classes choose the model class by model_type, and architectures in the config names another "
+        "class.",
         reason="The verdict is about the class that is loaded; the checkpoint may be of the other one.",
-        example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "architectures": ["Qwen3ForCausalLM"]\n'
+        example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "architectures": '
+        '["Qwen3ForCausalLM"]\n'
         'config.json: "model_type": "llama"',
         action="Correct architectures or model_type, or name the auto class with --auto-class.",
     ),
@@ -138,8 +146,8 @@ STRUCTURE: dict[str, Code] = {
         "heads-not-shared",
         "the query heads cannot share the key/value heads evenly",
         meaning="The number of key/value heads does not divide the number of query heads.",
-        reason="The attention repeats each key/value head a whole number of times, and gets another number than there are "
-        "query heads. The model may load, and its forward raises at every tp_size.",
+        reason="The attention repeats each key/value head a whole number of times, and gets another number than there "
+        "are query heads. The model may load, and its forward raises at every tp_size.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "num_attention_heads": 8\n'
         'config.json: "num_key_value_heads": 16',
         action="Correct num_attention_heads or num_key_value_heads in config.json.",
@@ -150,7 +158,8 @@ STRUCTURE: dict[str, Code] = {
         meaning="The model is tied, the checkpoint is not at hand, and Transformers before 5.23 cannot load on TPU a "
         "checkpoint that has both names of a tied pair.",
         reason="If the checkpoint has both names, loading it raises (TPP304).",
-        example="Transformers before 5.23 shows it: the config of a tied model without its checkpoint, with --device tpu-v5e.",
+        example="Transformers before 5.23 shows it: the config of a tied model without its checkpoint, with --device "
+        "tpu-v5e.",
         action="Install Transformers 5.23 or newer, or check the directory that has the checkpoint.",
     ),
 }

@@ -241,7 +241,8 @@ def _unknown_type(source: Source, place: Place, model_type: Any, known: list[str
         code="TPP111",
         message="the installed Transformers does not know this model_type, so it loads no such model",
         where=place,
-        evidence=f"model_type is {model_type!r}; Transformers {versions().get('transformers')} knows {len(known)} model types",
+        evidence=f"model_type is {model_type!r}; Transformers {versions().get('transformers')} knows {len(known)} "
+        "model types",
         fix=f"write {nearest[0]!r}" if nearest else "install a Transformers release that has it",
     )
 
@@ -291,8 +292,8 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
     if missing:
         raise source.refused(
             code="TPP112",
-            message=f"the config lacks {len(missing)} size{'s' * (len(missing) > 1)}, and the defaults of the class are "
-            "another model's",
+            message=f"the config lacks {len(missing)} size{'s' * (len(missing) > 1)}, and the defaults of the class "
+            "are another model's",
             where=Place(file=source.config_file or source.name),
             evidence=", ".join(f"{type(config).__name__}.{name} = {config_value(config, name)}" for name in missing),
             fix=f"put {joined(missing)} into {source.called}",

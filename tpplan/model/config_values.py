@@ -86,7 +86,8 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
                     code="TPP112",
                     message=f"{name} is not read, and {field} is not in the config: it would be another model",
                     where=source.place_of(*path, name),
-                    evidence=f"{name} = {json.dumps(raw[name])}; {cls} does not read it, and its {field} is {used[field]}",
+                    evidence=f"{name} = {json.dumps(raw[name])}; {cls} does not read it, and its {field} is "
+                    f"{used[field]}",
                     fix=f"put {field} into {source.called}",
                 )
                 for name, value, field in odd

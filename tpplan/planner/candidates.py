@@ -1,4 +1,4 @@
-"""Every tp_size that a device has, and every strategy at one size, side by side: what runs, by which repair, at what cost."""
+"""Every tp_size of a device, and every strategy at one size, side by side: what runs, by which repair, at what cost."""
 
 from __future__ import annotations
 

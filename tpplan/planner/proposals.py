@@ -147,7 +147,7 @@ def _head_whole(subject: Subject) -> Iterator[Attempt]:
 
 
 def _uneven_gathers_whole(subject: Subject) -> Iterator[Attempt]:
-    """Projections whose gathered output does not divide, which Transformers before 5.21 refuses, whole on every rank."""
+    """Projections whose gathered output does not divide, replicated: Transformers before 5.21 refuses them."""
     overrides: dict[str, str] = {}
     for rule in uneven_gathers(subject):
         overrides |= _overrides(subject, {rule: subject.plan[rule]}, REPLICATE)

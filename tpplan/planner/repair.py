@@ -72,7 +72,7 @@ def _first_that_helps(
     seen: set[Hashable],
     refused: list[Attempt],
 ) -> tuple[Attempt, Judgement] | None:
-    """The first proposal after which it is sound or fails in a way that was not seen yet; the others go to `refused`."""
+    """The first proposal after which it is sound or fails in a way not seen yet; the others go to `refused`."""
     assert judgement.fault is not None
     for attempt in propose(judgement.subject, judgement.fault, strategy):
         tried = judge(attempt.applied_to(judgement.subject), depth, bench=bench)
@@ -83,7 +83,7 @@ def _first_that_helps(
 
 
 def _with_experts_shared(judgement: Judgement, depth: str | None, bench: Bench) -> tuple[Attempt, Judgement] | None:
-    """The same plan with its experts sharded by the model's expert plan, where they stay whole without and it is sound."""
+    """The same plan with the model's expert plan for experts that it leaves replicated, where that is sound."""
     share = judgement.share
     if share is None or share.parameters <= WORTH_SAYING * share.ideal:
         return None

@@ -18,7 +18,7 @@ LONGEST = 4096  # tokens, where the caller names no length and the model takes a
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """share: parameter bytes. memory: what else a rank holds, and what its device has. usage: what it moves and computes."""
+    """share: parameter bytes. memory: what else a rank holds, and its device has. usage: what it moves and computes."""
 
     share: BytesPerRank
     memory: Memory
@@ -94,7 +94,8 @@ def memory_diagnostics(subject: Subject, costs: Costs) -> Iterator[Diagnostic]:
     if over > 0:
         yield Diagnostic(
             code="TPP340",
-            message=f"each rank would hold up to {gib(memory.held)}, and {subject.device} has {gib(memory.hbm)} per device",
+            message=f"each rank would hold up to {gib(memory.held)}, and {subject.device} has {gib(memory.hbm)} per "
+            "device",
             where=place,
             evidence=f"{sums}; {gib(over)} too much",
         )

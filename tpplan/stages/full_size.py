@@ -156,7 +156,7 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
 
 
 def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool, in_dispatch: bool) -> tuple[str, bool]:
-    """Why the failure says nothing about tensor parallelism, empty when it does; and whether only weights are missing."""
+    """Why the failure says nothing about tensor parallelism, empty when it does; whether only weights are missing."""
     alone = None
     if not stop.unsupported and stop.phase is not Phase.SHARDING:
         alone, _ = _run_whole(spec, training, every_layer)

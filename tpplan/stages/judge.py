@@ -1,4 +1,4 @@
-"""One plan on one model: the stages run in order, what they found is put together, and that is what every report says."""
+"""One plan on one model: the stages run in order, what they found is put together, and every report says just that."""
 
 from __future__ import annotations
 

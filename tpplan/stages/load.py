@@ -25,7 +25,7 @@ from tpplan.units import ERROR_LENGTH, one_line
 @dataclass(frozen=True, kw_only=True)
 class Load:
     """What the stage found. raised: (rank, error). wrong: (rank, parameter) of the first value that is not its slice.
-    blamed: the parameters that the loader could not make, or that one. not_run: why there was nothing to load, or empty.
+    blamed: the parameters that the loader could not make, or that one. not_run: why nothing was loaded, or empty.
     """
 
     ranks: tuple[int, ...]

@@ -30,10 +30,8 @@ def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> S
     load = run_load(miniature, subject.sharding)
     numerics = run_numerics(miniature, subject.sharding, training=subject.training)
     findings = (*_load_findings(subject, load), *_numerics_findings(subject, numerics))
-    if findings:
-        status = Status.FAILED
-    else:
-        status = Status.PASSED if load.passed and numerics.passed else Status.NOT_RUN
+    passed = Status.PASSED if load.passed and numerics.passed else Status.NOT_RUN
+    status = Status.FAILED if findings else passed
     reason = numerics.not_run or load.not_run or _what_ran(miniature, numerics)
     result = StageResult(
         stage=Stage(status=status, reason=reason, seconds=time.perf_counter() - started), fault=_fault(load, numerics)
@@ -91,7 +89,8 @@ def _load_findings(subject: Subject, load: Load) -> Iterator[Finding]:
             FaultKind.LOAD,
             Diagnostic(
                 code="TPP505",
-                message=f"from_pretrained raises on rank {rank} of {subject.sharding.tp_size} while it loads the sharded model",
+                message=f"from_pretrained raises on rank {rank} of {subject.sharding.tp_size} while it loads the "
+                "sharded model",
                 where=Place(file=name),
                 evidence=f"on a saved miniature: {error}",
             ),
@@ -102,8 +101,8 @@ def _load_findings(subject: Subject, load: Load) -> Iterator[Finding]:
             FaultKind.LOADED_SLICE,
             Diagnostic(
                 code="TPP506",
-                message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} other values than its slice of what "
-                "it gives one device",
+                message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} other values than its slice "
+                "of what it gives one device",
                 where=Place(file=name, parameter=wildcard(parameter)),
                 evidence="compared on a saved miniature, bit for bit",
             ),
@@ -163,7 +162,8 @@ def _wrong_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Ite
             message=f"the gradient of {parameter} {words[kind]}; nothing raises",
             where=Place(file=subject.spec.source.name, parameter=parameter),
             evidence=f"error {worst.error:.2g} of the largest gradient on {_ranks(worst.ranks, subject)}, "
-            f"tolerance {TOLERANCE.gradients:g}; style {subject.style_name(worst.parameter.rpartition('.')[0]) or 'none'}",
+            f"tolerance {TOLERANCE.gradients:g}; style "
+            f"{subject.style_name(worst.parameter.rpartition('.')[0]) or 'none'}",
         )
 
 

@@ -1,8 +1,8 @@
 """The shapes stage on the miniature, for models whose code looks at values that only weights can give.
 
-Routing that counts the tokens of each expert, or an indexer that selects keys, cannot run on weights without values. The
-miniature has values, the same heads, kinds of layers and remainders, and is run as one rank of the fake group at a time;
-where experts get their tokens from other ranks, which a single rank does not have, on all ranks of the simulation.
+Routing that counts the tokens of each expert, or an indexer that selects keys, cannot run on weights without values.
+The miniature has values, the same heads, kinds of layers and remainders, and is run as one rank of the fake group at a
+time; where experts get their tokens from other ranks, which one rank does not have, on all ranks of the simulation.
 """
 
 from __future__ import annotations

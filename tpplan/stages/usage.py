@@ -61,7 +61,7 @@ class Usage:
 
     layers: number of layers that ran or were counted. cache: of every layer that keeps something. flops: floating-point
     operations a token, of matrix products and convolutions, at a short context. activations: bytes a token of all
-    tensors that the largest layer makes, which are never all alive at once. not_run: why nothing was measured, or empty.
+    tensors that the largest layer makes, never all alive at once. not_run: why nothing was measured, or empty.
     """
 
     layers: int = 0
