@@ -164,8 +164,8 @@ def test_a_plan_that_fails_is_not_launched(folder: Path, monkeypatch: pytest.Mon
 class TestOneCause:
     """What the arithmetic finds and a run shows is one diagnostic, with the run as its evidence."""
 
-    @cache
     @staticmethod
+    @cache
     def of(overrides: tuple[tuple[str, str], ...] = (), **values: int) -> Report:
         import tempfile
 
@@ -181,7 +181,7 @@ class TestOneCause:
     def test_keys_and_values_alone(self) -> None:
         report = self.of(tuple(rules("kv", SUMMED).items()))
         (error,) = report.errors
-        assert error.code == "TPP206" and "gives other logits" in error.evidence
+        assert error.code == "TPP206" and "gives logits different" in error.evidence
         assert report.stages["numerics"].status is Status.FAILED
 
     def test_a_head_that_leaves_its_logits_cut(self) -> None:

@@ -100,7 +100,7 @@ class Stage:
 class BytesPerRank:
     """Parameter bytes under a plan.
 
-    parameters: on the rank that holds most. whole: the part of it that every rank holds whole.
+    parameters: on the rank that holds most. whole: the part of it that is replicated.
     ideal: all parameter bytes (a tied pair counted once) divided by tp_size, rounded up.
     """
 

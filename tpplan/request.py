@@ -127,7 +127,7 @@ def _open_model(request: Request, what: str) -> Subject:
     if request.tp_size is None:
         raise usage_error("a model needs a tp_size", fix="give --tp-size N", model=what)
     if request.model is not None:
-        raise usage_error("only a plan can be put on another model", fix="leave --model out", model=what)
+        raise usage_error("only a plan can be put on a different model", fix="leave --model out", model=what)
     spec = load_spec(
         read_source(what),
         auto_class=request.auto_class,

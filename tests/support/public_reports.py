@@ -131,7 +131,7 @@ ROWS: tuple[Row, ...] = (
         **FLAT, **TO_4, slow=True),
     row("B13", f"{VLLM}/pull/13934", models.qwen2_15b(), 8, FIX, *HEADS, **FLAT, **TO_2),
     row("B13", f"{VLLM}/pull/13934", models.dense("qwen2", 12 + 4, 2, 1536, 8960, head_dim=128), 4, SILENT, "TPP206",
-        overrides=whole("kv"), depth="numerics", says=("gives other logits than the unsharded one",)),
+        overrides=whole("kv"), depth="numerics", says=("gives logits different from the unsharded one's",)),
     row("B14", "MIV-XJTU/FSDrive/issues/21", models.qwen2_vl(12, 2, 1536, 8960), 8, FIX, *HEADS, **NESTED, **TO_2),
     # C: vision towers
     row("C02", f"{SGLANG}/issues/7854", models.internvl(32, 8, 4096, 14336), 2, RUNS, depth="numerics"),

@@ -22,7 +22,7 @@ def check_facts(subject: Subject) -> Iterator[Diagnostic]:
     if changed:
         yield Diagnostic(
             code="TPP120",
-            message=f"the plan was made for another config: {len(changed)} value{'s' * (len(changed) > 1)} differ",
+            message=f"the plan was made for a different config: {len(changed)} value{'s' * (len(changed) > 1)} differ",
             where=subject.file.place_of("model", "config") if subject.file else Place(file=subject.spec.source.name),
             evidence="; ".join(changed[:8]),
             fix=f"make it anew: {subject.plan_command()}",
@@ -55,7 +55,7 @@ def check_defaults(subject: Subject) -> Iterator[Diagnostic]:
             message=f"{field} is not in {text_config_place(subject.spec)}, so the class default {value} is used",
             where=Place(file=subject.spec.source.config_file or subject.spec.source.name),
             evidence=f"{type(config).__name__}.{field} = {value}",
-            fix=f"put {field} into {subject.spec.source.called} if the model has another number",
+            fix=f"put {field} into {subject.spec.source.called} if the model has a different number",
         )
 
 

@@ -83,7 +83,7 @@ def _several_hosts(subject: Subject, hardware: Hardware) -> Diagnostic:
 def _counts(hardware: Hardware) -> str:
     """Every number of devices that exists, in words."""
     *most, last = hardware.host_counts
-    cubes = f" and whole multiples of {hardware.slice_counts()[-1]}" if hardware.max_cubes > 1 else ""
+    cubes = f" and multiples of {hardware.slice_counts()[-1]}" if hardware.max_cubes > 1 else ""
     slices = ", ".join(map(str, hardware.slice_counts()))
     return f"one host runs {', '.join(map(str, most))} or {last} devices, several run {slices}{cubes}"
 

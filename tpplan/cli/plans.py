@@ -173,7 +173,7 @@ def verify(
     strategy: StrategyOption = None,
     output_format: FormatOption = Format.TEXT,
 ) -> int:
-    """Check, then load the model sharded for real: ranks under torchrun run and generate, compared with the whole."""
+    """Check, then load the model sharded: ranks under torchrun run and generate, compared with the unsharded model."""
     _leave_chips_alone()
     from tpplan import api
     from tpplan.cli.progress import progress_bar

@@ -64,7 +64,9 @@ def _why(report: Report) -> str:
     if not report.errors:
         return "; ".join(stage.reason for stage in report.stages.values() if stage.reason)
     first = report.errors[0]
-    return f"{first.message}; {first.fix}" if first.fix else first.message
+    name = first.where.parameter or first.where.module
+    said = f"{name}: {first.message}" if name else first.message
+    return f"{said}; {first.fix}" if first.fix else said
 
 
 def _table(*first: str) -> Table:

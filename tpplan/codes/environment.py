@@ -89,7 +89,7 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP923": error(
         "chips-not-usable",
         "the chips of this machine are not the ones that torch can use",
-        meaning="torch_tpu finds the TPUs on the PCI bus that /dev/vfio exposes. torch.accelerator sees another "
+        meaning="torch_tpu finds the TPUs on the PCI bus that /dev/vfio exposes. torch.accelerator sees a different "
         "number, or one for which torch_tpu knows no topology.",
         reason="A launch with one rank per chip fails.",
         example="A machine shows it, under `tpplan doctor`: a container that gets three of four chips.",
@@ -115,11 +115,11 @@ ENVIRONMENT: dict[str, Code] = {
     "TPP926": error(
         "launch-variables-at-odds",
         "the variables of the TPU launch contradict each other",
-        meaning="Variables of an earlier launch, of another topology or of other hosts are set.",
+        meaning="Variables of an earlier launch, of a different topology or of different hosts are set.",
         reason="set_tpu_launch_env overwrites nothing that is set, so they go into the next launch, which then raises "
         "or waits for ever.",
-        example="A machine shows it, under `tpplan doctor`: a TORCH_TPU_TOPOLOGY of another number of chips than its "
-        "addresses.",
+        example="A machine shows it, under `tpplan doctor`: a TORCH_TPU_TOPOLOGY whose number of chips is not that of "
+        "its addresses.",
         action="Unset the variables of the earlier launch, or set them alike on every host.",
     ),
     "TPP927": error(
@@ -134,8 +134,8 @@ ENVIRONMENT: dict[str, Code] = {
         "tcmalloc-missing",
         "tcmalloc is not the allocator",
         meaning="The process runs with glibc's malloc; torch_tpu warns of it on import.",
-        reason="torch_tpu frees memory in other threads than the one that took it, for which glibc's malloc holds "
-        "locks, so its threads wait.",
+        reason="torch_tpu frees memory in a thread different from the one that allocated it, for which glibc's malloc "
+        "holds locks, so its threads wait.",
         example="A machine shows it, under `tpplan doctor --device tpu`: no LD_PRELOAD.",
         action="Preload tcmalloc before Python starts, as the fix shows.",
     ),
@@ -171,8 +171,8 @@ ENVIRONMENT: dict[str, Code] = {
         "variables of libtpu are left over from another process",
         meaning="TPU_VISIBLE_CHIPS, TPU_PROCESS_BOUNDS or the like is set for all processes, as JAX users do by hand, "
         "or TPU_LIBRARY_PATH, which replaces the path of the installed libtpu, names no file.",
-        reason="torch_tpu's native code sets them for each rank; values that are there already make ranks see other "
-        "chips.",
+        reason="torch_tpu's native code sets them for each rank; values that are there already make ranks see the "
+        "wrong chips.",
         example="A machine shows it: `TPU_VISIBLE_CHIPS=0 tpplan doctor --device tpu`.",
         action="Unset the variables.",
     ),

@@ -82,8 +82,8 @@ INPUTS: dict[str, Code] = {
         "the config lacks a value that decides",
         meaning="The config has no model_type, or lacks a size that makes it one model, or gives a number of heads "
         "under a name that its class does not read.",
-        reason="Transformers would use the default of the class without a message, and the verdict would be about "
-        "another model.",
+        reason="Transformers would use the default of the class without a message, and the verdict would be about a "
+        "different model.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "model_type": "llama"\nconfig.json: '
         '"intermediate_size": 96',
         action="Put the value into config.json, under the name that the fix gives.",
@@ -128,7 +128,7 @@ INPUTS: dict[str, Code] = {
         "head-count-invalid",
         "a number of heads is not a whole number above 0",
         meaning="A number of query or key/value heads is a string, a boolean, a fraction, or below 1.",
-        reason="Some config classes accept such a value, and the model fails only when it is built, or is another "
+        reason="Some config classes accept such a value, and the model fails only when it is built, or is a different "
         "model.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "num_attention_heads": "8"',
         action="Write the number of heads as a whole number.",
@@ -152,9 +152,9 @@ INPUTS: dict[str, Code] = {
     ),
     "TPP120": error(
         "stale-facts",
-        "the plan was made for another config",
+        "the plan was made for a different config",
         meaning="The plan carries the config values that it depends on, and the model's config has others now.",
-        reason="What was proven for the plan was proven for another model.",
+        reason="What was proven for the plan was proven for a different model.",
         example="tpplan check plan.yaml --depth static\n"
         "plan.yaml: num_key_value_heads: 2\n"
         'model/config.json: "num_key_value_heads": 4',

@@ -47,7 +47,7 @@ LAUNCHES: dict[str, Code] = {
     ),
     "TPP514": error(
         "launched-logits-differ",
-        "the launched model gives other logits than the unsharded one",
+        "the launched model gives logits different from the unsharded one's",
         meaning="Same weights, same token ids, one forward; the largest difference is beyond rounding.",
         reason="Nothing raises, so without a comparison it stays unseen.",
         example="Real ranks show it, under `tpplan verify`: k_proj and v_proj replicated and q_proj sharded.",
@@ -55,7 +55,7 @@ LAUNCHES: dict[str, Code] = {
     ),
     "TPP515": error(
         "launched-tokens-differ",
-        "the launched model generates other tokens than the unsharded one",
+        "the launched model generates tokens different from the unsharded one's",
         meaning="The logits of one forward agree, and greedy generation leaves the unsharded model's path where its "
         "choice was clear.",
         reason="The fault is in the decode steps, which read keys and values from the cache; every generation is "
@@ -75,7 +75,7 @@ LAUNCHES: dict[str, Code] = {
     ),
     "TPP517": warning(
         "bytes-not-as-predicted",
-        "a rank holds other parameter bytes than predicted",
+        "a rank's parameter bytes differ from the prediction",
         meaning="`bytes_per_rank` was computed without weights; the loaded model holds more or less.",
         reason="Memory figures for this model are off by that much.",
         example="Real ranks show it, under `tpplan verify`: a model that adds parameters while it loads.",

@@ -19,8 +19,8 @@ QUANTIZED: dict[str, Code] = {
         "the installed Transformers has no such quantization method",
         meaning="Transformers skips a method that it does not know with a warning, and loads the tensors as if they "
         "were plain weights.",
-        reason="Packed weights have other shapes, and loading raises. FP8 weights of the same shape load without their "
-        "scales, and every number is wrong.",
+        reason="Packed weights have different shapes, and loading raises. FP8 weights of the same shape load without "
+        "their scales, and every number is wrong.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "quant_method": "modelopt"',
         action="Use a checkpoint that is not quantized, or quantized by a method that Transformers has.",
     ),
@@ -30,7 +30,7 @@ QUANTIZED: dict[str, Code] = {
         meaning="On cpu and TPU, FP8 weights are dequantized while they load. Transformers slices the scales of a "
         "weight by the weight's own style and gives each scale of a rank an equal part of the rank's slice. The slice "
         "is not a whole number of blocks.",
-        reason="Elements get the scale of another block, and nothing raises; or a rank has no scale, and loading "
+        reason="Elements get the scale of a different block, and nothing raises; or a rank has no scale, and loading "
         "raises.",
         example='tpplan check config.json --tp-size 8 --depth static\nconfig.json: "moe_intermediate_size": 1536\n'
         'config.json: "weight_block_size": [128, 128]',
@@ -64,7 +64,7 @@ QUANTIZED: dict[str, Code] = {
         meaning="Transformers dequantizes a weight by giving each of its scales an equal part of it, and the last "
         "block of this weight is short. This does not depend on tp_size.",
         reason="Loading raises or, where the weight happens to divide by its number of scales, elements get the scale "
-        "of another block. A GPU with FP8 kernels is not affected.",
+        "of a different block. A GPU with FP8 kernels is not affected.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "kv_lora_rank": 512\n'
         'config.json: "qk_rope_head_dim": 64\nconfig.json: "weight_block_size": [128, 128]',
         action="Dequantize the checkpoint once on a GPU with FP8 kernels, and save it.",

@@ -33,7 +33,7 @@ RUNS: dict[str, Code] = {
     ),
     "TPP501": error(
         "wrong-numbers",
-        "the sharded model gives other logits, and nothing raises",
+        "the sharded model gives logits different from the unsharded one's, and nothing raises",
         meaning="A miniature of the model was sharded over all ranks in one process and compared with the unsharded "
         "miniature, same weights and inputs, in float32. The module named is the first whose output differs.",
         reason="The model runs and answers, and its answers are wrong.",
@@ -77,7 +77,7 @@ RUNS: dict[str, Code] = {
     ),
     "TPP506": error(
         "loaded-slice-wrong",
-        "a rank gets other values than its slice of what one device gets",
+        "a rank gets values that differ from its slice of what one device gets",
         meaning="from_pretrained ran, and a parameter of the rank is not the slice that its placement says of the "
         "parameter that from_pretrained gives one device from the same checkpoint. The usual place is a fused weight "
         "that is split while it loads.",

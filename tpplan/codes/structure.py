@@ -28,9 +28,9 @@ STRUCTURE: dict[str, Code] = {
     "TPP303": error(
         "tied-styles-disagree",
         "two tied weights have styles that disagree",
-        meaning="An override shards one of two tied weights along another dim than the style of the other does.",
-        reason="Tied weights are one parameter and carry the placement of the embedding. A head whose style expects "
-        "another placement raises or reads the wrong part.",
+        meaning="An override shards one of two tied weights along a dim different from that of the other's style.",
+        reason="Tied weights are one parameter and carry the placement of the embedding. A head whose style expects a "
+        "different placement raises or reads the wrong part.",
         example="tpplan check plan.yaml\nplan.yaml: tie_word_embeddings: true\nplan.yaml: lm_head: rowwise_split_input",
         action="Remove the override, or override both so that they are sharded along the same dim.",
     ),
@@ -70,7 +70,7 @@ STRUCTURE: dict[str, Code] = {
         meaning="The config leaves a number of heads out, and the default of its class is a number of its own.",
         reason="Transformers uses the default when it loads the model, so the verdict is about that number.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "model_type": "glm4"',
-        action="Put the number of heads into config.json if the model has another one.",
+        action="Put the number of heads into config.json if the model has a different one.",
     ),
     "TPP308": warning(
         "head-arithmetic-disagrees",
@@ -134,7 +134,7 @@ STRUCTURE: dict[str, Code] = {
     "TPP314": note(
         "architectures-not-followed",
         "the class that is loaded is not the one that architectures names",
-        meaning="Auto classes choose the model class by model_type, and architectures in the config names another "
+        meaning="Auto classes choose the model class by model_type, and architectures in the config names a different "
         "class.",
         reason="The verdict is about the class that is loaded; the checkpoint may be of the other one.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "architectures": '
@@ -146,8 +146,8 @@ STRUCTURE: dict[str, Code] = {
         "heads-not-shared",
         "the query heads cannot share the key/value heads evenly",
         meaning="The number of key/value heads does not divide the number of query heads.",
-        reason="The attention repeats each key/value head a whole number of times, and gets another number than there "
-        "are query heads. The model may load, and its forward raises at every tp_size.",
+        reason="The attention repeats each key/value head a whole number of times, and their number then differs from "
+        "that of the query heads. The model may load, and its forward raises at every tp_size.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "num_attention_heads": 8\n'
         'config.json: "num_key_value_heads": 16',
         action="Correct num_attention_heads or num_key_value_heads in config.json.",

@@ -65,7 +65,7 @@ def _topology_problems(machine: Machine) -> Iterator[str]:
     hosts = max(len(machine.worker_hostnames), 1)
     if text is None:
         if machine.several_hosts and hosts > 1:
-            yield "TORCH_TPU_TOPOLOGY is not set: torch_tpu takes the topology of this host for the whole slice"
+            yield "TORCH_TPU_TOPOLOGY is not set: torch_tpu takes the topology of this host for the complete slice"
         return
     chips = _chips(text)
     if chips is None:

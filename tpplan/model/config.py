@@ -293,7 +293,7 @@ def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
         raise source.refused(
             code="TPP112",
             message=f"the config lacks {len(missing)} size{'s' * (len(missing) > 1)}, and the defaults of the class "
-            "are another model's",
+            "are those of a different model",
             where=Place(file=source.config_file or source.name),
             evidence=", ".join(f"{type(config).__name__}.{name} = {config_value(config, name)}" for name in missing),
             fix=f"put {joined(missing)} into {source.called}",

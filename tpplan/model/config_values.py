@@ -84,7 +84,7 @@ def refuse_unread_counts(source: Source, raw: dict, config: Any, path: Keys, use
             *(
                 Diagnostic(
                     code="TPP112",
-                    message=f"{name} is not read, and {field} is not in the config: it would be another model",
+                    message=f"{name} is not read, and {field} is not in the config: it would be a different model",
                     where=source.place_of(*path, name),
                     evidence=f"{name} = {json.dumps(raw[name])}; {cls} does not read it, and its {field} is "
                     f"{used[field]}",

@@ -87,7 +87,7 @@ def _with_experts_shared(judgement: Judgement, depth: str | None, bench: Bench) 
     share = judgement.share
     if share is None or share.parameters <= WORTH_SAYING * share.ideal:
         return None
-    for attempt in share_experts(judgement.subject, "its experts stay whole on every rank"):
+    for attempt in share_experts(judgement.subject, "its experts stay replicated"):
         tried = judge(attempt.applied_to(judgement.subject), depth, bench=bench)
         if tried.sound and tried.share and tried.share.parameters < share.parameters:
             return attempt, tried

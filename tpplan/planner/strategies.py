@@ -19,7 +19,7 @@ GATHERED = {
 
 
 def replicated(style: str, training: bool) -> str | None:
-    """Every rank holds and computes the whole block.
+    """The block is replicated: every rank holds and computes all of it.
 
     For training, a parameter that computes on whole activations has whole gradients on every rank, which
     `replicated_with_grad_allreduce` would sum: it gets `replicate`. At inference the two do the same, and only
@@ -56,7 +56,7 @@ STRATEGIES: dict[str, StrategyEntry] = {
     for entry in (
         StrategyEntry(
             name="replicate",
-            summary="every rank holds and computes the whole block",
+            summary="the block is replicated, so every rank computes all of it",
             style=replicated,
             needs=lambda training: GRADIENTS_WHOLE if training else None,
         ),

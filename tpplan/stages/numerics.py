@@ -49,7 +49,9 @@ def _with_causes(result: StageResult, findings: tuple[Finding, ...], said: list[
             own.append(finding)
             continue
         _, so_far = explained.get(id(cause), (cause, cause))
-        explained[id(cause)] = (cause, with_evidence(so_far, f"{finding.message}: {finding.evidence}"))
+        name = finding.where.module or finding.where.parameter
+        shown = f"{finding.message}: {finding.evidence}"
+        explained[id(cause)] = (cause, with_evidence(so_far, f"{name}: {shown}" if name else shown))
     return StageResult(
         stage=result.stage, fault=result.fault, diagnostics=tuple(own), revisions=tuple(explained.values())
     )
@@ -101,8 +103,8 @@ def _load_findings(subject: Subject, load: Load) -> Iterator[Finding]:
             FaultKind.LOADED_SLICE,
             Diagnostic(
                 code="TPP506",
-                message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} other values than its slice "
-                "of what it gives one device",
+                message=f"from_pretrained gives rank {rank} of {subject.sharding.tp_size} values that differ from its "
+                "slice of what it gives one device",
                 where=Place(file=name, parameter=wildcard(parameter)),
                 evidence="compared on a saved miniature, bit for bit",
             ),
@@ -116,7 +118,7 @@ def _numerics_findings(subject: Subject, numerics: Numerics) -> Iterator[Finding
             FaultKind.MINIATURE_RAISES,
             Diagnostic(
                 code="TPP504",
-                message=f"the sharded {part} raises{f' in {module}' if module else ''}, where the unsharded one runs",
+                message=f"the sharded {part} raises, where the unsharded one runs",
                 where=Place(file=subject.spec.source.name, module=module),
                 evidence=f"on a miniature: {error}",
             ),
@@ -128,15 +130,14 @@ def _numerics_findings(subject: Subject, numerics: Numerics) -> Iterator[Finding
 
 
 def _wrong_numbers(subject: Subject, difference: WrongLogits) -> Diagnostic:
-    at = f", first in {difference.module}" if difference.module else ""
     place = Place(file=subject.spec.source.name, module=difference.module)
     if difference.width:
         found, expected = difference.width
-        message = f"the sharded {difference.part} returns {found} columns of logits on a rank instead of {expected}"
-        return Diagnostic(code="TPP501", message=message, where=place, evidence=f"vocabulary cut over the ranks{at}")
+        message = f"the sharded {difference.part} returns {found} columns of logits per rank instead of {expected}"
+        return Diagnostic(code="TPP501", message=message, where=place, evidence="vocabulary cut over the ranks")
     return Diagnostic(
         code="TPP501",
-        message=f"the sharded {difference.part} gives other logits than the unsharded one{at}; nothing raises",
+        message=f"the sharded {difference.part} gives logits different from the unsharded one's; nothing raises",
         where=place,
         evidence=f"error {difference.error:.2g} of the largest logit on {_ranks(difference.ranks, subject)}, "
         f"tolerance {TOLERANCE.logits:g}",
@@ -152,14 +153,14 @@ def _wrong_gradients(subject: Subject, faults: tuple[GradientFault, ...]) -> Ite
     words = {
         GradientError.MISSING: "is missing",
         GradientError.TIMES_TP_SIZE: f"is {tp_size} times too large on every rank",
-        GradientError.PARTIAL: "is only a part of it on each rank, never summed",
+        GradientError.PARTIAL: "is left a partial sum on each rank",
         GradientError.OTHER: "is wrong",
     }
     for (parameter, kind), group in sorted(grouped.items()):
         worst = max(group, key=lambda fault: fault.error)
         yield Diagnostic(
             code="TPP502",
-            message=f"the gradient of {parameter} {words[kind]}; nothing raises",
+            message=f"the gradient {words[kind]}; nothing raises",
             where=Place(file=subject.spec.source.name, parameter=parameter),
             evidence=f"error {worst.error:.2g} of the largest gradient on {_ranks(worst.ranks, subject)}, "
             f"tolerance {TOLERANCE.gradients:g}; style "

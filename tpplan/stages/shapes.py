@@ -69,28 +69,23 @@ def _stage(outcome: ShapesOutcome) -> Stage:
 
 def _stopped(subject: Subject, said: list[Diagnostic], stop: Stop, result: StageResult) -> StageResult:
     """The result with the first module that stops: as evidence of what explains it, else as a diagnostic of its own."""
-    kind = KINDS[stop.phase]
+    kind, tp_size = KINDS[stop.phase], subject.sharding.tp_size
     result = replace(result, fault=Fault(kind=kind, module=stop.module or ""), stops="the shapes stage failed")
+    ranks = f"{tp_size} ranks" if stop.rank is None else f"rank {stop.rank} of {tp_size}"
+    backward = stop.phase is Phase.BACKWARD
+    after = f"; the last module to get its gradient was {stop.module}" if backward and stop.module else ""
     cause = cause_of(said, kind, stop.module or "")
     if cause:
-        shown = f"{_words(subject, stop)}: {stop.error}"
+        where = f" in {stop.module}" if stop.module and not backward else ""
+        shown = f"{WORDS[stop.phase]}{where} on {ranks}: {stop.error}{after}"
         return replace(result, revisions=((cause, with_evidence(cause, shown)),))
     own = Diagnostic(
         code=CODES[stop.phase],
-        message=_words(subject, stop),
+        message=f"{WORDS[stop.phase]} on {ranks}",
         where=Place(file=subject.spec.source.name, module=stop.module),
-        evidence=stop.error,
+        evidence=f"{stop.error}{after}",
     )
     return replace(result, diagnostics=(*result.diagnostics, own))
-
-
-def _words(subject: Subject, stop: Stop) -> str:
-    """What stopped, where, and on which rank."""
-    tp_size = subject.sharding.tp_size
-    where = f" in {stop.module}" if stop.module and stop.phase is not Phase.BACKWARD else ""
-    ranks = f"{tp_size} ranks" if stop.rank is None else f"rank {stop.rank} of {tp_size}"
-    after = f"; the last module to get its gradient was {stop.module}" if stop.phase is Phase.BACKWARD else ""
-    return f"{WORDS[stop.phase]}{where} on {ranks}{after}"
 
 
 def _disagreements(

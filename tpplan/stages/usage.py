@@ -31,7 +31,7 @@ class LayerCache:
     """The cache of one layer for one sequence on one rank.
 
     key_values: bytes of a token's keys and values. window: most tokens that these hold, None where they grow without
-    end. growth: bytes a token of what else grows. constant: bytes of state of a fixed size.
+    end. growth: bytes per token of what else grows. constant: bytes of state of a fixed size.
     """
 
     key_values: int = 0
@@ -60,7 +60,7 @@ class Usage:
     """One rank's use at inference.
 
     layers: number of layers that ran or were counted. cache: of every layer that keeps something. flops: floating-point
-    operations a token, of matrix products and convolutions, at a short context. activations: bytes a token of all
+    operations per token, of matrix products and convolutions, at a short context. activations: bytes per token of all
     tensors that the largest layer makes, never all alive at once. not_run: why nothing was measured, or empty.
     """
 
