@@ -1,4 +1,4 @@
-"""What is rounding and what is a difference: the tolerances with their literal values, and the two comparisons that use them.
+"""What is rounding and what is a difference: the tolerances with their literal values, and the two comparisons.
 
 An error just beyond a tolerance is found, one just within it is not: neither the constants nor the comparison can move.
 """
@@ -28,7 +28,7 @@ def off(by: float) -> torch.Tensor:
 
 def test_tolerances() -> None:
     expected = {name: Tolerance(logits=LOGITS[name], gradients=GRADIENTS[name]) for name in LOGITS}
-    assert TOLERANCES == expected
+    assert expected == TOLERANCES
     assert GRADIENT_FLOOR == 1e-3
 
 
@@ -93,7 +93,7 @@ class TestRatio:
         assert difference(WANT + 1.0, WANT, 1e-4).ratio is None
 
     def test_a_factor_holds_to_the_tolerance_times_itself(self) -> None:
-        """Twice as large values round twice as much, and half as large ones no less. Beyond it there is no one factor."""
+        """Values twice as large round twice as much, half as large no less. Beyond it there is no one factor."""
         want = torch.tensor([4.0, 0.0])
         assert difference(torch.tensor([8.0, 2.0]), want, 0.25).ratio == 2.0, "2 of 2 * 4"
         assert difference(torch.tensor([8.0, 2.0]), want, 0.2499).ratio is None

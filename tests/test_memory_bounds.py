@@ -110,7 +110,7 @@ class TestMemory:
 
     def test_activations_grow_with_what_is_computed(self, model: str) -> None:
         of = {batch: check(model, batch=batch).memory.activations for batch in (1, 2)}
-        assert 0 < of[1] and of[2] == 2 * of[1]
+        assert of[1] > 0 and of[2] == 2 * of[1]
         assert check(model, batch=1, max_length=64).memory.activations == of[1] // 2
 
 

@@ -1,7 +1,7 @@
 """The proof, proven: faults put into the model or its loader, on one rank or in one part of a run, are all found.
 
-Each is planted in Transformers, never in tpplan, and stands beside one so small that it is rounding: a comparison of the
-wrong rank, of the wrong part, with itself, or by another tolerance fails here.
+Each is planted in Transformers, never in tpplan, and stands beside one so small that it is rounding: a comparison of
+the wrong rank, of the wrong part, with itself, or by another tolerance fails here.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class TestLogits:
         assert not result.passed
         assert [str(ran) for ran in result.ran] == PARTS[: PARTS.index(part) + 1], "what follows is not run"
 
-    @pytest.mark.parametrize(("part", "sign"), list(zip(PARTS, (1, -1, 1))))
+    @pytest.mark.parametrize(("part", "sign"), list(zip(PARTS, (1, -1, 1), strict=True)))
     def test_the_tolerance_is_a_ten_thousandth(self, monkeypatch: pytest.MonkeyPatch, part: str, sign: int) -> None:
-        """A quarter passes and twice as much does not, in each part: the largest logit of a step is not the prompt's."""
+        """A quarter passes and twice as much does not: the largest logit of a step is not the prompt's."""
         with monkeypatch.context() as half:
             faults.add_to_logits(half, 0, 2, sign * 0.25 * LOGITS * largest_logit(), part)
             result = numerics()

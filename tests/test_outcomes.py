@@ -1,4 +1,4 @@
-"""A verdict to a file, to an exit code and to a DistributedConfig: what does not pass is written and handed out nowhere.
+"""A verdict to a file, an exit code and a DistributedConfig: what does not pass is written and handed out nowhere.
 
 The faults are planted in Transformers, never in tpplan, so that every entry has the same ones to find.
 """

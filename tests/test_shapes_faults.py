@@ -1,7 +1,7 @@
 """The run without weights, proven: faults put into the model on one rank, in one phase or in the width of its output.
 
-Each is planted in Transformers, never in tpplan. Where the model's code looks at values, the miniature stands in, and one
-that could not run proves nothing.
+Each is planted in Transformers, never in tpplan. Where the model's code looks at values, the miniature stands in,
+and one that could not run proves nothing.
 """
 
 from __future__ import annotations

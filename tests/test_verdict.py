@@ -1,4 +1,4 @@
-"""Statuses and diagnostics to a verdict, a verdict to an exit code: the whole truth table, with what must come out written out.
+"""Statuses and diagnostics to a verdict, a verdict to an exit code: the truth table, with what must come out written.
 
 No model and no torch: a report is made of its parts. Whoever makes reports, `pass` and 0 come out of nothing but this.
 """
@@ -32,7 +32,7 @@ WHY = {"why nothing was learned", "that there is no room", "that torchrun does n
 
 
 def report(statuses: tuple[Status, ...], *codes: str, **more: bool) -> Report:
-    stages = {name: Stage(status=status) for name, status in zip(NAMES, statuses)}
+    stages = {name: Stage(status=status) for name, status in zip(NAMES, statuses, strict=False)}
     return Report(model="m", stages=stages, diagnostics=tuple(map(said, codes)), **more)
 
 
