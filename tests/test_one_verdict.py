@@ -18,8 +18,8 @@ from tpplan import PlanError, Report, api
 from tpplan.codes import Severity
 from tpplan.diagnostics import Stage, Status, Verdict
 from tpplan.launch import verify as launch
-from tpplan.miniature.build import make_miniature
 from tpplan.stages import bench
+from tpplan.subject import Subject
 
 SUMMED = "replicated_with_grad_allreduce"
 # Heads that divide; heads that do not; a plan whose gradients are wrong; no plan; too large for one v5e, and for four.
@@ -40,18 +40,18 @@ few = settings(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def miniatures_made_once():
-    """A miniature is made of spec and tp_size alone: one serves all calls on a model."""
-    made: dict[str, object] = {}
+def judged_once():
+    """What a plan is judged from is made once for a model and a use of it: each entry still asks in its own way."""
+    benches: dict[str, bench.Bench] = {}
 
-    def once(spec, skeleton, tp_size):
-        key = json.dumps([spec.config.to_dict(), tp_size], default=str, sort_keys=True)
-        if key not in made:
-            made[key] = make_miniature(spec, skeleton, tp_size)
-        return made[key]
+    def shared(subject: Subject) -> bench.Bench:
+        use = (subject.device, subject.training, subject.batch, subject.max_length, subject.spec.dtype)
+        key = json.dumps([subject.spec.config.to_dict(), subject.spec.source.name, *use], default=str, sort_keys=True)
+        return benches.setdefault(key, real(subject))
 
+    real = bench.Bench
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "make_miniature", once)
+        patch.setattr(bench, "Bench", shared)
         patch.setattr(launch, "launch_stage", lambda *_: launch.LaunchResult(stage=Stage(status=Status.PASSED)))
         yield
 

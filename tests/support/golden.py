@@ -28,7 +28,7 @@ VOLATILE = [
     (rf"(?<!\w){re.escape(VERSION('torch'))}(?!\w)", "{torch}"),
     (rf'("accelerate": "){re.escape(VERSION("accelerate"))}"', r'\1{accelerate}"'),
     (r"knows \d+ model types", "knows # model types"),
-    (r"largest error \d\.\de-\d\d", "largest error #"),
+    (r"largest error \d\.\de[-+]\d\d", "largest error #"),
     (r"LocalEntryNotFoundError: .*", "LocalEntryNotFoundError: #"),
 ]
 

@@ -47,6 +47,11 @@ class Load:
 def run_load(miniature: Miniature, sharding: Sharding) -> Load:
     """Load the miniature as the first and as the last rank; stops at the first fault."""
     started = time.perf_counter()
+    spec = miniature.spec
+
+    def load(directory: str, sharding: Sharding) -> Any:
+        return load_sharded(spec.auto_class, directory, sharding, trust_remote_code=spec.trust_remote_code)
+
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     raised = wrong = None
     blamed: tuple[str, ...] = ()
@@ -57,7 +62,7 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
             reason = f"save_pretrained of the miniature raises {one_line(error)}"
             return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
         try:
-            whole = load_sharded(miniature.spec.auto_class, directory, Sharding(tp_size=1))
+            whole = load(directory, Sharding(tp_size=1))
         except Exception as error:  # then it is not for its shards that a rank cannot load it
             reason = (
                 f"from_pretrained of the saved miniature raises unsharded too: {_why(error, conversion_errors(error))}"
@@ -66,7 +71,7 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
                 try:
-                    model = load_sharded(miniature.spec.auto_class, directory, sharding)
+                    model = load(directory, sharding)
                 except Exception as error:  # whatever the loader raises here, it would raise in a worker
                     if out_of_memory(error):
                         reason = f"there is not enough memory to load the miniature: {one_line(error)}"
