@@ -9,7 +9,9 @@ from tpplan.planner.extend import extended
 from tpplan.planner.repair import Repair, repair
 from tpplan.planner.strategies import available
 from tpplan.stages.bench import Bench
+from tpplan.stages.judge import Judgement
 from tpplan.subject import Subject
+from tpplan.targets import resolve
 
 
 def solve(
@@ -18,11 +20,12 @@ def solve(
     """The first way to a plan that passes: the strategy asked for, or where none was each in turn, then with rules for
     what none shards; of ways that all fail the first. extend: with such rules in any case.
 
-    A later way is tried only where all that stands against the first is the memory of the device.
+    A later way is tried only where all that stands against the first is the memory of the device, and an even split of
+    the parameters would fit.
     """
     ways = by_strategy(subject, strategy, bench, extend=extend, depth=depth)
     first = last = next(ways)
-    if first.judgement.passed or not first.judgement.sound:
+    if first.judgement.passed or not first.judgement.sound or not _could_fit(first.judgement):
         return first
     for last in ways:
         if last.judgement.passed:
@@ -43,3 +46,10 @@ def by_strategy(
         if made.overrides not in seen:
             seen.append(made.overrides)
             yield made
+
+
+def _could_fit(judgement: Judgement) -> bool:
+    """Whether an even split of the parameters, which no plan is below, fits the device."""
+    share, hbm = judgement.share, resolve(judgement.subject.device).hbm_bytes
+    times = 2 if judgement.subject.training else 1  # gradients
+    return share is None or hbm is None or times * share.ideal <= hbm
