@@ -16,7 +16,7 @@ from tests.support.subjects import rules
 from tpplan import targets
 from tpplan.cli import main
 from tpplan.diagnostics import BytesPerRank, Report
-from tpplan.model.internals import transformers_version
+from tpplan.model.releases import transformers_version
 from tpplan.targets import Device
 
 pytestmark = pytest.mark.skipif(transformers_version() < (5, 21), reason="before, a plan leaves the embedding whole")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.support import configs
 from tests.support.subjects import ATTENTION, rules, subject
 from tpplan import checks
-from tpplan.choices import Depth
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic
 from tpplan.stages.judge import judge
@@ -94,7 +93,7 @@ def test_what_a_fix_says_passes(overrides: dict[str, str], fix: dict[str, str]) 
     [(rule, style)] = fix.items()
     [found] = errors(subject(CONFIGS["llama"], 2, overrides))
     assert found.fix == f"give {rule} the style {style}"
-    assert judge(subject(CONFIGS["llama"], 2, overrides | fix), Depth.NUMERICS).passed
+    assert judge(subject(CONFIGS["llama"], 2, overrides | fix)).passed
 
 
 def test_where_keys_and_values_stay_sharded_the_fix_is_to_remove_the_override() -> None:

@@ -128,7 +128,7 @@ class TestWhatDoesNotFit:
         assert main(["plan", large, "--tp-size", "4", "--device", "tpu-v5e", "-o", str(file)]) == 1
         printed = capsys.readouterr().err
         assert not file.exists() and "TPP340" in printed and "verdict  fail" in printed
-        assert "fix: use tp_size 16" in printed
+        assert "--tp-size 16 --device tpu-v5e writes a plan that fits, the smallest size that does" in printed
         assert tpplan.check(large, 16, device="tpu-v5e").verdict is Verdict.PASS
 
     def test_a_plan_made_for_another_device_is_handed_out_by_none(self, large: str, tmp_path: Path) -> None:

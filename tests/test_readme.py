@@ -21,7 +21,7 @@ import yaml
 from tests.support import readme
 from tests.support.golden import WRITE, normalised
 from tpplan.cli import main
-from tpplan.model.internals import transformers_version
+from tpplan.model.releases import transformers_version
 
 # What the doctor says is about the machine: tests/test_readme_tpu.py compares it as far as it can be the same.
 COMMANDS = [shown for shown in readme.shown() if not shown.command.startswith("tpplan doctor ")]

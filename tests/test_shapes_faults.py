@@ -20,7 +20,7 @@ from tests.support import configs, faults
 from tests.support.subjects import miniature, model
 from tpplan.cli import main
 from tpplan.diagnostics import Report
-from tpplan.model.internals import has_uneven_gather
+from tpplan.model.releases import has_uneven_gather
 from tpplan.model.skeleton import Sharding
 from tpplan.stages.full_size import Phase, ShapesOutcome, run_shapes
 from tpplan.stages.stand_in import run_stand_in

@@ -72,6 +72,7 @@ def _fix(subject: Subject, largest: str) -> str:
     tp_size = subject.sharding.tp_size
     if experts and not subject.sharding.ep_size and not subject.training and experts_divide(subject, tp_size):
         return f"{subject.plan_command()} tries the model's expert plan (ep_size {tp_size}) and keeps it if it passes"
-    if not largest or largest.rpartition(".")[0] in subject.plan or subject.sharding.ep_size:
+    adds = any(rule not in subject.skeleton.default_plan for rule in subject.sharding.overrides)  # done already
+    if adds or not largest or largest.rpartition(".")[0] in subject.plan or subject.sharding.ep_size:
         return ""
     return f"{subject.plan_command('--extend')} tries rules for what none shards, and keeps those that pass"

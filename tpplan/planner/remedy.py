@@ -91,9 +91,10 @@ def _for_memory(judgement: Judgement, bench: Bench) -> Advice:
     made = solve(plain, None, bench)
     if made.judgement.passed:
         return Advice(fix=_offer(plain, made, "fits"))
-    sizes = [size for size in _larger_sizes(plain) if solve(plain.at(size), None, bench).judgement.passed]
-    if sizes:
-        return Advice(fix=f"use tp_size {joined(sizes, 'or')}, with the plan that `tpplan plan` writes for it")
+    fits = (size for size in _larger_sizes(plain) if solve(plain.at(size), None, bench).judgement.passed)
+    smallest = next(fits, None)
+    if smallest:
+        return Advice(fix=f"{plain.at(smallest).plan_command()} writes a plan that fits, the smallest size that does")
     return Advice(tried=f"no plan that tpplan knows fits {plain.device} at this tp_size, nor at the next larger ones")
 
 
