@@ -15,6 +15,7 @@ import pytest
 
 import tpplan
 from tests.support import configs
+from tests.support.launches import launched
 from tests.support.subjects import rules
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import ModelFacts, Plan, Target
@@ -106,13 +107,13 @@ def test_stages_agree(case: Case, tmp_path: Path) -> None:
     )
     # The facts of a plan are those that differ from the class default; here the whole config stands for them.
     checked = tpplan.check(plan, depth="numerics")
-    launched = tpplan.verify(plan, timeout=240)
+    ranks = launched(plan, timeout=240)
     found = tuple(
-        _status(report, stage) for report, stage in ((checked, "shapes"), (checked, "numerics"), (launched, "launch"))
+        _status(report, stage) for report, stage in ((checked, "shapes"), (checked, "numerics"), (ranks, "launch"))
     )
-    codes = sorted({d.code for report in (checked, launched) for d in report.errors})
+    codes = sorted({d.code for report in (checked, ranks) for d in report.errors})
     print(f"\n| {case.name} | {case.config['model_type']} | {case.tp_size} | {' | '.join(found)} | {' '.join(codes)} |")
-    assert found == case.expected, [d.to_dict() for report in (checked, launched) for d in report.diagnostics]
+    assert found == case.expected, [d.to_dict() for report in (checked, ranks) for d in report.diagnostics]
 
 
 def _status(report: Report, stage: str) -> str:

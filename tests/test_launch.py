@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import pytest
 from tests.support import checkpoints
 from tests.support.launches import launched
 from tests.support.time_limit import within
+from tpplan import api
 from tpplan.diagnostics import InputError, Report, Status
 from tpplan.launch import checkpoint as launch_checkpoint
 from tpplan.launch import verify as launch_verify
@@ -88,7 +88,7 @@ def plan(model: Path, tp_size: int, overrides: dict[str, str], **target: Any) ->
 
 def codes(report: Report) -> list[str]:
     """Codes of the diagnostics, after the checks that hold for every report of a launch."""
-    schema = json.loads(files("tpplan").joinpath("report.schema.json").read_text())
+    schema = api.schema("report")
     jsonschema.validate(report.to_dict(), schema)
     json.dumps(report.to_dict(), allow_nan=False)
     assert list(report.stages) == ["launch"]

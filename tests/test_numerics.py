@@ -261,8 +261,8 @@ class TestMemory:
     def test_the_load_was_not_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real, small = load.load_sharded, miniature(configs.llama(), 2)
 
-        def no_room_for_a_rank(*args: Any) -> Any:
-            return self.exhaust() if dist.is_initialized() else real(*args)
+        def no_room_for_a_rank(*args: Any, **given: Any) -> Any:
+            return self.exhaust() if dist.is_initialized() else real(*args, **given)
 
         monkeypatch.setattr(load, "load_sharded", no_room_for_a_rank)
         result = run_load(small, Sharding(tp_size=2))
@@ -307,7 +307,7 @@ class TestLoad:
         assert loaded.passed and loaded.ranks == (0, 1)
 
     def test_what_one_device_cannot_load_is_not_the_plan_s_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def unreadable(*_: Any) -> None:
+        def unreadable(*_: Any, **__: Any) -> None:
             raise OSError("no such file")
 
         small = miniature(configs.llama(), 2)

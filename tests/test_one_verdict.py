@@ -129,7 +129,7 @@ class TestWhatDoesNotFit:
         printed = capsys.readouterr().err
         assert not file.exists() and "TPP340" in printed and "verdict  fail" in printed
         assert "--tp-size 16 --device tpu-v5e writes a plan that fits, the smallest size that does" in printed
-        assert tpplan.check(large, 16, device="tpu-v5e").verdict is Verdict.PASS
+        assert api.find_plan(large, 16, device="tpu-v5e").report.verdict is Verdict.PASS
 
     def test_a_plan_made_for_another_device_is_handed_out_by_none(self, large: str, tmp_path: Path) -> None:
         file = tmp_path / "p.yaml"

@@ -231,6 +231,7 @@ def test_schema_is_a_schema_and_describes_every_property() -> None:
 
 def test_every_mistake_the_schema_finds_has_words() -> None:
     structure = {"$schema", "$id", "title", "description", "default", "properties", "propertyNames"}
+    structure |= {"$defs", "$ref"}
     worded = {"type", "const", "enum", "minimum", "maximum", "minLength", "required", "additionalProperties"}
     assert {keyword for part in subschemas(plan_schema()) for keyword in part} <= structure | worded
     types = {part["type"] for part in subschemas(plan_schema()) if "type" in part}

@@ -125,14 +125,6 @@ def test_warnings_and_notes_decide_nothing(code: str) -> None:
     }
 
 
-def test_severity_is_that_of_the_diagnostic_and_not_of_its_code() -> None:
-    """The head arithmetic is only a warning where the model's own code ran."""
-    code = next(code for code in CODES if CODES[code].severity is Severity.ERROR)
-    warning = Diagnostic(code=code, message="yet it runs", severity=Severity.WARNING)
-    made = Report(model="m", stages={"shapes": Stage(status=PASSED)}, diagnostics=(warning,))
-    assert (made.verdict, made.errors) == (Verdict.PASS, ())
-
-
 class TestErrors:
     def test_of_a_plan_have_the_report(self) -> None:
         made = report((PASSED, FAILED), "TPP402", "TPP305")

@@ -67,6 +67,7 @@ HF, VLLM, SGLANG = "huggingface/transformers", "vllm-project/vllm", "sgl-project
 TPU = "vllm-project/tpu-inference"
 KV = ("TPP301",)
 HEADS = ("TPP301", "TPP302")
+E4B = ("TPP301", "TPP301", "TPP402", "TPP305")
 UNEVEN = ("TPP309",)  # what Transformers refused before 5.21
 NO_PLAN = ("TPP205",)
 
@@ -85,7 +86,7 @@ EXPERTS = "model.layers.*.mlp.experts"
 # fmt: off
 ROWS: tuple[Row, ...] = (
     # A: key/value heads
-    row("A01", f"{HF}/issues/48307", models.qwen3_vl_30b(), 8, FIX, *KV, **NESTED, **TO_4,
+    row("A01", f"{HF}/issues/48307", models.qwen3_vl_30b(), 8, FIX, *KV, **NESTED, sizes=(1,),
         says=("512 columns / 8 ranks = 64 columns per rank, one head needs 128",), repaired_ep_size=8),
     row("A03", "pytorch/torchtitan/issues/2574", models.qwen3_5_35b(), 4, FIX, *KV, **NESTED, **TO_2),
     row("A05", "NVIDIA-NeMo/Automodel/issues/799", models.phi_4(), 4, RUNS, depth="numerics"),
@@ -105,9 +106,9 @@ ROWS: tuple[Row, ...] = (
         slow=True),
     row("A27", "NVIDIA-NeMo/Automodel/pull/1861", models.gemma4_31b(), 8, FIX, *KV, **NESTED, **TO_4,
         says=("4 key/value heads in these layers; 2048 columns / 8 ranks = 256 columns per rank, one head needs 512",)),
-    row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(), 4, FIX, "TPP301", *KV, "TPP305", sizes=(1,),
+    row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(), 4, FIX, *E4B, sizes=(1,),
         says=("model.language_model.embed_tokens_per_layer.weight 0.75 GiB",), repaired=PER_LAYER),
-    row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(7, 18), 4, FIX, "TPP301", *KV, "TPP305", sizes=(1,),
+    row("A28", "NVIDIA-NeMo/Automodel/pull/3512", models.gemma4_e4b(7, 18), 4, FIX, *E4B, sizes=(1,),
         says=("model.language_model.embed_tokens_per_layer.weight 5.25 GiB",), repaired=PER_LAYER, slow=True),
     row("A32", "TheTom/llama-cpp-turboquant/pull/324", models.qwen3_5(), 3, FIX, *KV, **NESTED, **TO_2, slow=True),
     row("A32", "TheTom/llama-cpp-turboquant/pull/324", models.qwen3_5(kv=2), 4, FIX, *KV, **NESTED, **TO_2, slow=True),

@@ -37,9 +37,7 @@ RUNS: dict[str, Code] = {
         meaning="A miniature of the model was sharded over all ranks in one process and compared with the unsharded "
         "miniature, same weights and inputs, in float32. The module named is the first whose output differs.",
         reason="The model runs and answers, and its answers are wrong.",
-        example="tpplan check plan.yaml --depth numerics\n"
-        "plan.yaml: model.layers.*.self_attn.k_proj: replicated_with_grad_allreduce\n"
-        "plan.yaml: model.layers.*.self_attn.v_proj: replicated_with_grad_allreduce",
+        example="tpplan check plan.yaml --depth numerics\nplan.yaml: model.layers.*.mlp: all_reduce",
         action="Run the command of the fix, or remove the overrides around the module.",
     ),
     "TPP502": error(

@@ -69,7 +69,8 @@ def _for_fault(judgement: Judgement, bench: Bench) -> Advice:
         return Advice(fix="; ".join(part for part in (works, sought) if part))
     made = solve(plain, None, bench)
     if made.judgement.sound:
-        return Advice(fix="; ".join(part for part in (_offer(plain, made, "passes"), works) if part))
+        parts = (_offer(plain, made, "passes"), works if made.attempts else "")
+        return Advice(fix="; ".join(part for part in parts if part))
     return Advice(fix=works, tried=_what_was_tried(made))
 
 
