@@ -148,7 +148,7 @@ class TestCheck:
         [
             ('{"model_type": "glm44", "vocab_size": 1}', "TPP111", "'glm44'"),
             ('{"model_type": ', "TPP110", "not JSON"),
-            ("[]", "TPP110", "an object"),
+            ("[]", "TPP110", "the object that a config is"),
             ('{"hidden_size": 64}', "TPP112", "model_type"),
             ('{"model_type": "glm4", "hidden_size": 64, "vocab_size": 160}', "TPP112", "num_attention_heads"),
             (None, "TPP110", "no config.json"),
