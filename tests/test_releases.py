@@ -164,7 +164,7 @@ class TestExpertsOnOtherRanks:
         judged = subject(configs.mixtral(num_key_value_heads=2), 4)
         report = judge(replace(judged, sharding=Sharding(tp_size=4, ep_size=4)), "shapes").report()
         assert codes(report) == ["TPP301"]
-        assert "raises in model.layers.0.self_attn on rank 0 of 4" in report.errors[0].evidence
+        assert "raises in model.layers.0.self_attn on 4 ranks" in report.errors[0].evidence
 
     def test_a_fault_after_the_exchange_is_found(self) -> None:
         judged = subject(configs.mixtral(), 2)
