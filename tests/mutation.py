@@ -1,11 +1,11 @@
 """The test command of a mutation run: the tests that must notice a change of the module that is changed.
 
     python -m tests.mutation --serve &                      torch and Transformers imported once, a fork for each mutant
-    cosmic-ray init tests/mutation.toml /tmp/mutants.sqlite
-    cr-filter-operators /tmp/mutants.sqlite tests/mutation.toml
-    python -m tests.mutation --skip /tmp/mutants.sqlite     decorators: nobody's dataclass is called otherwise
-    cosmic-ray exec tests/mutation.toml /tmp/mutants.sqlite
-    cr-report /tmp/mutants.sqlite --show-diff --surviving-only
+    cosmic-ray init tests/mutation.toml mutants.sqlite
+    cr-filter-operators mutants.sqlite tests/mutation.toml
+    python -m tests.mutation --skip mutants.sqlite     decorators: nobody's dataclass is called otherwise
+    cosmic-ray exec tests/mutation.toml mutants.sqlite
+    cr-report mutants.sqlite --show-diff --surviving-only
 
 It changes the files under tpplan/ one at a time, so the working tree must have no changes there: use a worktree. Which
 module is changed is what `git diff` says. Without a server the tests run in this process. With files named, as in

@@ -64,9 +64,7 @@ def plan(
 
     Raises PlanError when no plan passes; its report has the last evidence. Raises InputError as `check` does.
     """
-    found = find_plan(model, tp_size, strategy=strategy, extend=extend, name=name, **options)
-    assert found.plan is not None
-    return found.plan
+    return find_plan(model, tp_size, strategy=strategy, extend=extend, name=name, **options).plan
 
 
 def find_plan(

@@ -35,14 +35,14 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was found for a model: the plan, or none, with the report on it and the steps that led there.
+    """A plan that passes, with the report on it and the steps that led there.
 
     attempts, refused: proposals that helped, and that did not. strategy: the one that was followed. candidates: of the
     strategies, where all were asked for; chosen: the one that the plan follows.
     """
 
     report: Report
-    plan: Plan | None = None
+    plan: Plan
     attempts: tuple[Attempt, ...] = ()
     refused: tuple[Attempt, ...] = ()
     strategy: str | None = None

@@ -92,7 +92,6 @@ def plan(
             optimize=optimize,
             **options,
         )
-        assert found.plan is not None
         text = found.plan.to_yaml()
         if output is not None:
             write_atomically(output, text)

@@ -19,11 +19,10 @@ SaveMiniature = Callable[[Subject, Path], str | Path]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """miniature: launch a small model of the same
-    structure although there are weights. miniature_dir: writes it and returns where,
-    `tpplan.miniature.build.save_miniature` if left out. timeout: seconds for all processes together. nnodes, node_rank,
-    rdzv_endpoint (HOST:PORT where the hosts meet): as torchrun's; on TPU the last two may be left to torch_tpu.
-    progress: called several times a second with what runs and the part done, 0 to 1.
+    """miniature: launch a small model of the same structure although there are weights. miniature_dir: writes it and
+    returns where, `tpplan.miniature.build.save_miniature` if left out. timeout: seconds for all processes together.
+    nnodes, node_rank, rdzv_endpoint (HOST:PORT where the hosts meet): as torchrun's; on TPU the last two may be left to
+    torch_tpu. progress: called several times a second with what runs and the part done, 0 to 1.
     """
 
     miniature: bool = False

@@ -14,7 +14,7 @@ from tpplan.diagnostics import Diagnostic, Status
 from tpplan.model.skeleton import Sharding, known_styles
 from tpplan.planner.proposals import Attempt
 from tpplan.planner.repair import Repair
-from tpplan.planner.solve import solve
+from tpplan.planner.solve import could_fit, solve
 from tpplan.planner.strategies import STRATEGIES
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import MEMORY_CODES, Judgement, judge
@@ -102,15 +102,9 @@ def _for_memory(judgement: Judgement, bench: Bench) -> Advice:
 def _larger_sizes(subject: Subject) -> list[int]:
     """The next sizes of the device at which an even split of the parameters would fit."""
     hardware, tp_size = resolve(subject.device), subject.sharding.tp_size
-    times = 2 if subject.training else 1  # gradients
-    fitting = [
-        size
-        for size in sorted({*hardware.host_counts, *hardware.slice_counts()})
-        if tp_size < size <= MAX_RANKS_FOR_REPAIR
-        and hardware.hbm_bytes
-        and times * subject.skeleton.bytes / size <= hardware.hbm_bytes
-    ]
-    return fitting[: MAX_SIZES // 2]
+    sizes = sorted({*hardware.host_counts, *hardware.slice_counts()})
+    larger = (size for size in sizes if tp_size < size <= MAX_RANKS_FOR_REPAIR)
+    return [size for size in larger if could_fit(subject.at(size))][: MAX_SIZES // 2]
 
 
 def _for_expert_ranks(judgement: Judgement, bench: Bench) -> Advice:

@@ -9,7 +9,6 @@ from tpplan.planner.extend import extended
 from tpplan.planner.repair import Repair, repair
 from tpplan.planner.strategies import available
 from tpplan.stages.bench import Bench
-from tpplan.stages.judge import Judgement
 from tpplan.subject import Subject
 from tpplan.targets import resolve
 
@@ -25,7 +24,7 @@ def solve(
     """
     ways = by_strategy(subject, strategy, bench, extend=extend, depth=depth)
     first = last = next(ways)
-    if first.judgement.passed or not first.judgement.sound or not _could_fit(first.judgement):
+    if first.judgement.passed or not first.judgement.sound or not could_fit(subject):
         return first
     for last in ways:
         if last.judgement.passed:
@@ -48,8 +47,7 @@ def by_strategy(
             yield made
 
 
-def _could_fit(judgement: Judgement) -> bool:
-    """Whether an even split of the parameters, which no plan is below, fits the device."""
-    share, hbm = judgement.share, resolve(judgement.subject.device).hbm_bytes
-    times = 2 if judgement.subject.training else 1  # gradients
-    return share is None or hbm is None or times * share.ideal <= hbm
+def could_fit(subject: Subject) -> bool:
+    """Whether an even split of the parameters (and gradients), which no plan is below, fits the device."""
+    hbm, tp_size = resolve(subject.device).hbm_bytes, subject.sharding.tp_size
+    return hbm is None or (1 + subject.training) * subject.skeleton.bytes / tp_size <= hbm

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Stage, Status
+from tpplan.model.skeleton import wildcard
 
 
 class FaultKind(StrEnum):
@@ -72,8 +73,6 @@ class Fault:
     @property
     def key(self) -> Hashable:
         """Layers of one kind that fail alike are one failure."""
-        from tpplan.model.skeleton import wildcard
-
         gradients = frozenset((wildcard(name), error) for name, error in self.gradients)
         return self.kind, wildcard(self.module), frozenset(map(wildcard, self.parameters)), gradients, self.reason
 
