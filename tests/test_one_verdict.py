@@ -142,6 +142,21 @@ class TestWhatDoesNotFit:
             assert said(caught.value.report) == said(report)
         assert said(tpplan.verify(file, device="tpu-v5e")) == said(report)
 
+    def test_a_fix_offers_nothing_that_does_not_fit(self, tmp_path: Path) -> None:
+        """GLM-4-9B at tp 4 fails its heads; 17.5 GiB on one v5e would not fit, and 2 is no number of v5e devices."""
+        model = configs.write(tmp_path / "glm", configs.glm4_9b())
+        (error,) = tpplan.check(model, 4, device="tpu-v5e").errors
+        assert (
+            error.code == "TPP301" and "writes a plan that passes" in error.fix and "without overrides" not in error.fix
+        )
+
+    def test_nor_a_repair_that_does_not_fit(self, tmp_path: Path) -> None:
+        """Heads that do not divide, and more parameters than four v5e hold even if split evenly."""
+        model = configs.write(tmp_path / "wide", configs.llama_2_70b(num_key_value_heads=2))
+        (error,) = tpplan.check(model, 4, device="tpu-v5e").errors
+        assert error.code == "TPP301" and "--tp-size 4 " not in error.fix
+        assert "writes a plan that fits, the smallest size that does" in error.fix or error.fix == ""
+
     def test_another_strategy_is_taken_where_it_fits(self, tmp_path: Path) -> None:
         """With its attention replicated a rank would hold more than it has, with it gathered it does not."""
         sizes = {"intermediate_size": 8192, "num_hidden_layers": 60, "num_key_value_heads": 2}

@@ -72,7 +72,7 @@ def test_sizes_without_known_heads_are_bounded_too(monkeypatch: pytest.MonkeyPat
 
     def fails(judged: Subject, **_: object) -> SimpleNamespace:
         run.append(judged.sharding.tp_size)
-        return SimpleNamespace(sound=False)
+        return SimpleNamespace(passed=False)
 
     monkeypatch.setattr(remedy, "judge", fails)
     plain = subject(configs.phi3(), 2048)

@@ -17,6 +17,7 @@ from tpplan.planner.repair import Repair
 from tpplan.planner.solve import could_fit, solve
 from tpplan.planner.strategies import STRATEGIES
 from tpplan.stages.bench import Bench
+from tpplan.stages.costs import is_asked_for
 from tpplan.stages.judge import MEMORY_CODES, Judgement, judge
 from tpplan.stages.result import REPAIRABLE
 from tpplan.subject import Subject
@@ -68,7 +69,9 @@ def _for_fault(judgement: Judgement, bench: Bench) -> Advice:
         sought = f"{plain.plan_command()} looks for a repair, which a check does up to tp_size {MAX_RANKS_FOR_REPAIR}"
         return Advice(fix="; ".join(part for part in (works, sought) if part))
     made = solve(plain, None, bench)
-    if made.judgement.sound:
+    if made.judgement.sound and not made.judgement.passed:  # what a repair leaves does not fit the device
+        return _for_memory(made.judgement, bench)
+    if made.judgement.passed:
         parts = (_offer(plain, made, "passes"), works if made.attempts else "")
         return Advice(fix="; ".join(part for part in parts if part))
     return Advice(fix=works, tried=_what_was_tried(made))
@@ -134,10 +137,12 @@ ADVISERS: tuple[tuple[frozenset[str], Callable[[Judgement, Bench], Advice]], ...
 def working_sizes(subject: Subject, bench: Bench) -> list[int]:
     """Sizes below tp_size at which the model passes as it is: each was run, the largest few only.
 
-    Size 1 is not run again: a failure counts as one of sharding only after the unsharded model ran.
+    Size 1 is not run again unless memory is weighed: a failure counts as one of sharding once the unsharded model
+    ran.
     """
-    candidates = [size for size in dividing_sizes(subject) if size <= MAX_RANKS_FOR_REPAIR]
-    return [size for size in candidates[-MAX_SIZES:] if size == 1 or judge(subject.at(size), bench=bench).sound]
+    sizes = [size for size in dividing_sizes(subject) if size <= MAX_RANKS_FOR_REPAIR]
+    ran = () if is_asked_for(subject) else (1,)
+    return [size for size in sizes[-MAX_SIZES:] if size in ran or judge(subject.at(size), bench=bench).passed]
 
 
 def _without_overrides(subject: Subject) -> Subject:
