@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, StaticCache
 import tpplan
 from tests.support import configs
 from tests.support.subjects import rules, subject
+from tpplan.answers import Usage
 from tpplan.choices import Optimize
 from tpplan.cli import main
 from tpplan.model.cache import read_cache
@@ -21,7 +22,7 @@ from tpplan.model.skeleton import Sharding
 from tpplan.planner.candidates import all_sizes, all_strategies, best
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import judge, measured_costs
-from tpplan.stages.usage import Usage, measure
+from tpplan.stages.usage import measure
 from tpplan.units import gib
 
 SUMMED = "replicated_with_grad_allreduce"

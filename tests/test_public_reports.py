@@ -21,8 +21,8 @@ from tests.support.subjects import subject
 from tpplan import InputError, PlanError, Report
 from tpplan.codes import CODES
 from tpplan.diagnostics import Severity, Verdict
+from tpplan.opening import facts
 from tpplan.plan_files.document import ModelFacts, Plan, Target
-from tpplan.request import facts
 from tpplan.units import joined
 
 RELEASE = importlib.metadata.version("transformers")

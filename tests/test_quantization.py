@@ -55,8 +55,9 @@ from tpplan.model.quantization.scheme import Layout, Quantized, Scheme, quantize
 from tpplan.model.quantization.values import Malformed, Values
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
+from tpplan.opening import open_request
 from tpplan.planner.strategies import GRADIENTS_SUMMED
-from tpplan.request import make_request, open_request
+from tpplan.request import make_request
 
 BLOCK = {"quant_method": "fp8", "weight_block_size": [16, 16]}
 LLAMA = configs.llama(num_key_value_heads=8, head_dim=16)

@@ -10,14 +10,14 @@ from tpplan import engine
 from tpplan.choices import Optimize, Options, PlanOptions
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import Plan
+from tpplan.request import make_request
 from tpplan.schemas import filled
 from tpplan.stages import table
 
 if TYPE_CHECKING:
     from transformers import DistributedConfig
 
-    from tpplan.engine import Compiled, Found
-    from tpplan.planner.candidates import Candidate
+    from tpplan.answers import Candidate, Compiled, Found
 
 Model = str | os.PathLike[str]
 ModelOrPlan = Model | Plan
@@ -39,8 +39,6 @@ def check(
 
     Raises InputError when the model or the plan cannot be read, PlanError when the installed packages do not serve.
     """
-    from tpplan.request import make_request
-
     depth = engine.depth_named(depth or table.deepest())
     request = make_request(model_or_plan, tp_size, overrides=overrides, **options)
     return engine.answer(engine.check, request, depth)
@@ -82,8 +80,6 @@ def find_plan(
 
     optimize: of all strategies, follow the one with the fewest bytes per rank, or the fewest collectives.
     """
-    from tpplan.request import make_request
-
     strategy = engine.strategy_named(strategy)
     request = make_request(model, tp_size, name=name, **options)
     if compare or optimize:
@@ -119,8 +115,6 @@ def compiled(
     **options: Unpack[PlanOptions],
 ) -> Compiled:
     """What `distributed_config` is made from, and the script that `tpplan compile` prints."""
-    from tpplan.request import make_request
-
     strategy = engine.strategy_named(strategy)
     request = make_request(model_or_plan, tp_size, **options)
     return engine.answer(engine.compile_plan, request, strategy, extend)
@@ -152,8 +146,6 @@ def size_candidates(
     **options: Unpack[Options],
 ) -> list[Candidate]:
     """What `sizes` gives, before it is made plain."""
-    from tpplan.request import make_request
-
     depth = engine.depth_named(depth or table.deepest(), measured=True)
     strategy = engine.strategy_named(strategy)
     request = make_request(model, None, **options)
@@ -193,7 +185,6 @@ def verify(
     Raises InputError for what cannot be read.
     """
     from tpplan.launch.options import LaunchOptions
-    from tpplan.request import make_request
 
     strategy = engine.strategy_named(strategy)
     request = make_request(model_or_plan, tp_size, **options)

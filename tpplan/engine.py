@@ -6,12 +6,12 @@ gets its answers from a child (`answer`).
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from tpplan.answers import Candidate, Compiled, Found
 from tpplan.child import call_in_child
 from tpplan.choices import Dtype, Optimize, chosen, usage_error
 from tpplan.diagnostics import PlanError, Report
@@ -20,9 +20,8 @@ from tpplan.planner.strategies import STRATEGIES
 from tpplan.stages import table
 
 if TYPE_CHECKING:
+    from tpplan.answers import Candidate
     from tpplan.launch.options import LaunchOptions
-    from tpplan.planner.candidates import Candidate
-    from tpplan.planner.proposals import Attempt
     from tpplan.planner.repair import Repair
     from tpplan.request import Request
     from tpplan.stages.bench import Bench
@@ -31,35 +30,6 @@ if TYPE_CHECKING:
 
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """A plan that passes, with the report on it and the steps that led there.
-
-    attempts, refused: proposals that helped, and that did not. strategy: the one that was followed. candidates: of the
-    strategies, where all were asked for; chosen: the one that the plan follows.
-    """
-
-    report: Report
-    plan: Plan
-    attempts: tuple[Attempt, ...] = ()
-    refused: tuple[Attempt, ...] = ()
-    strategy: str | None = None
-    candidates: tuple[Candidate, ...] = ()
-    chosen: Candidate | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
-    """A plan that passes, for the loader. arguments: of DistributedConfig. python: a script that loads the model."""
-
-    arguments: dict
-    python: str
-
-    def json(self) -> str:
-        """What `DistributedConfig.from_dict` takes. It drops keys that it does not know, so there are none."""
-        return json.dumps(self.arguments, indent=2) + "\n"
 
 
 def answer(function: Callable[Given, Answer], *args: Given.args, **kwargs: Given.kwargs) -> Answer:
@@ -118,7 +88,6 @@ def compare_strategies(request: Request, strategy: str | None, optimize: Optimiz
 def sizes(request: Request, tp_sizes: tuple[int, ...], strategy: str | None, depth: str) -> list[Candidate]:
     """A candidate for each tp_size. Raises InputError."""
     from tpplan.planner.candidates import all_sizes
-    from tpplan.request import check_tp_size
 
     for size in tp_sizes:
         check_tp_size(size, str(request.what))
@@ -203,7 +172,7 @@ def _found(request: Request, made: Repair) -> Found:
 
 def _plan_of(request: Request, made: Repair) -> Plan:
     from tpplan.model.internals import versions
-    from tpplan.request import facts
+    from tpplan.opening import facts
 
     subject = made.judgement.subject
     stages = {name: str(stage.status) for name, stage in made.judgement.stages.items()}
@@ -235,7 +204,7 @@ def _check_name(request: Request) -> None:
 
 
 def _opened(request: Request) -> tuple[Subject, Bench]:
-    from tpplan.request import open_request
+    from tpplan.opening import open_request
     from tpplan.stages.bench import Bench
 
     subject = open_request(request)

@@ -9,9 +9,10 @@ from tpplan.diagnostics import Report
 from tpplan.launch.options import LaunchOptions
 from tpplan.launch.verify import as_launched, launch_stage
 from tpplan.model.internals import versions
+from tpplan.opening import open_request
 from tpplan.plan_files.document import Plan
 from tpplan.planner.solve import solve
-from tpplan.request import make_request, open_request
+from tpplan.request import make_request
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import in_order
 from tpplan.subject import Subject

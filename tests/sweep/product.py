@@ -30,8 +30,9 @@ def answers(
 
 def _answer(file: Path, auto_class: str | None, tp_size: int, purpose: str, numerics: Numerics) -> dict:
     from tpplan.diagnostics import InputError
+    from tpplan.opening import open_request
     from tpplan.planner.repair import repair
-    from tpplan.request import make_request, open_request
+    from tpplan.request import make_request
     from tpplan.stages.bench import Bench
     from tpplan.stages.judge import judge
 

@@ -9,7 +9,7 @@ from tpplan.cli.options import Format
 from tpplan.diagnostics import Report
 
 if TYPE_CHECKING:
-    from tpplan.engine import Found
+    from tpplan.answers import Found
 
 
 def show(report: Report, output_format: Format, stream: str = "stdout") -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tpplan.answers import Candidate, Usage
 from tpplan.diagnostics import Memory, Report, Verdict
-from tpplan.planner.candidates import Candidate
 from tpplan.rendering import VERDICT_STYLE
-from tpplan.stages.usage import Usage
 from tpplan.units import gib
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def strategies_table(candidates: Sequence[Candidate], chosen: Candidate) -> Tabl
     for candidate in candidates:
         strategy = candidate.strategy or "the model's own plan"
         verdict = Text(str(candidate.verdict), style=VERDICT_STYLE[candidate.verdict])
-        table.add_row("*" if candidate is chosen else "", strategy, verdict, *_costs(candidate))
+        table.add_row("*" if candidate == chosen else "", strategy, verdict, *_costs(candidate))
     return table
 
 

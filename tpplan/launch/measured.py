@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
+from tpplan.answers import Usage
 from tpplan.launch.findings import Ended, mib
 from tpplan.launch.records import RankResult
-from tpplan.stages.usage import Usage, measure
+from tpplan.stages.usage import measure
 from tpplan.subject import Subject
 from tpplan.units import gib
 

@@ -3,65 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from tpplan.answers import Candidate, Costs
 from tpplan.choices import Optimize
-from tpplan.diagnostics import Report, Verdict
+from tpplan.diagnostics import Verdict
 from tpplan.planner.extend import extended
-from tpplan.planner.proposals import Attempt
 from tpplan.planner.remedy import with_fixes
 from tpplan.planner.repair import Repair
 from tpplan.planner.solve import by_strategy, solve
 from tpplan.stages.bench import Bench
-from tpplan.stages.costs import Costs
 from tpplan.stages.judge import measured_costs
 from tpplan.subject import Subject
 from tpplan.targets import resolve
 
 UNLIMITED = (1, 2, 4, 8, 16)  # where a device has no sizes of its own
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One plan that was tried, the model's own or repaired, as plain values.
-
-    report: as `check` has it. costs: None where its shapes stage did not pass. strategy: None where nothing is
-    overridden. attempts: the steps of its repair.
-    """
-
-    report: Report
-    costs: Costs | None
-    strategy: str | None
-    attempts: tuple[Attempt, ...]
-    ep_size: int | None
-
-    @property
-    def tp_size(self) -> int:
-        assert self.report.tp_size is not None
-        return self.report.tp_size
-
-    @property
-    def verdict(self) -> Verdict:
-        return self.report.verdict
-
-    def to_dict(self) -> dict:
-        """The verdict, how the plan was repaired and why, what it costs, and what stands against it."""
-        report = self.report
-        costs = self.costs.to_dict() if self.costs else dict.fromkeys(("bytes_per_rank", "memory"))
-        return {
-            "tp_size": self.tp_size,
-            "ep_size": self.ep_size,
-            "verdict": str(self.verdict),
-            "strategy": self.strategy,
-            "overrides": report.overrides,
-            "repairs": [
-                {"block": attempt.block, "reason": attempt.reason, "change": attempt.describe()}
-                for attempt in self.attempts
-            ],
-            "stages": {name: stage.to_dict() for name, stage in report.stages.items()},
-            "diagnostics": [diagnostic.to_dict() for diagnostic in report.diagnostics],
-            **costs,
-        }
 
 
 def candidate_of(repaired: Repair, bench: Bench) -> Candidate:

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpplan.answers import Attempt
 from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import wildcard
-from tpplan.planner.proposals import SUMS_EXPERTS, Attempt
+from tpplan.planner.proposals import SUMS_EXPERTS
 from tpplan.planner.repair import Repair, repair
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import Judgement, judge

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
 
+from tpplan.answers import Attempt
 from tpplan.checks.experts import experts_divide
 from tpplan.checks.widths import uneven_gathers
 from tpplan.model.attention import attention_blocks
@@ -15,31 +15,6 @@ from tpplan.styles import STYLES, WHOLE_STYLES, Flow
 from tpplan.subject import Subject
 
 SUMS_EXPERTS = "moe_tp_experts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One proposal. block: the module it is about, with `*` for layer numbers. reason: what it mends. ep_size: ranks
-    that the experts are sharded over by the model's expert plan. adds: its rules are for what none was for."""
-
-    block: str
-    reason: str
-    overrides: dict[str, str] = field(default_factory=dict)
-    ep_size: int | None = None
-    adds: bool = False
-
-    def describe(self) -> str:
-        """What it changes, in a few words."""
-        if self.ep_size:
-            return f"experts sharded over ep_size {self.ep_size}"
-        count = f"{len(self.overrides)} rule{'s' * (len(self.overrides) > 1)}"
-        return f"{count} added" if self.adds else f"{count} overridden"
-
-    def applied_to(self, subject: Subject) -> Subject:
-        """The subject with these overrides over its own, and with this ep_size."""
-        sharding = subject.sharding
-        overrides, ep_size = {**sharding.overrides, **self.overrides}, self.ep_size or sharding.ep_size
-        return replace(subject, sharding=replace(sharding, overrides=overrides, ep_size=ep_size))
 
 
 def propose(subject: Subject, fault: Fault, strategy: str) -> Iterator[Attempt]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tpplan.answers import Attempt
 from tpplan.checks.experts import expert_sizes
 from tpplan.checks.heads import dividing_sizes
 from tpplan.diagnostics import Diagnostic, Status
 from tpplan.model.skeleton import Sharding, known_styles
-from tpplan.planner.proposals import Attempt
 from tpplan.planner.repair import Repair
 from tpplan.planner.solve import could_fit, solve
 from tpplan.planner.strategies import STRATEGIES

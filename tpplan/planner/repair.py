@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from tpplan.answers import Attempt
 from tpplan.checks.memory import WORTH_SAYING
 from tpplan.model.skeleton import known_styles
-from tpplan.planner.proposals import Attempt, propose, share_experts
+from tpplan.planner.proposals import propose, share_experts
 from tpplan.planner.strategies import available
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import Judgement, judge

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from tpplan.answers import Usage
 from tpplan.miniature.build import Miniature, make_miniature
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.usage import Usage, measure
+from tpplan.stages.usage import measure
 from tpplan.subject import Subject
 
 if TYPE_CHECKING:

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tpplan.answers import Costs, Usage
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place
 from tpplan.model.config import ModelSpec, config_value, text_config
 from tpplan.stages.bench import Bench
-from tpplan.stages.usage import Usage, measure
+from tpplan.stages.usage import measure
 from tpplan.subject import Subject
 from tpplan.targets import resolve
 from tpplan.units import gib
 
 LONGEST = 4096  # tokens, where the caller names no length and the model takes as many
-
-
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """share: parameter bytes. memory: what else a rank holds, and its device has. usage: what it moves and computes."""
-
-    share: BytesPerRank
-    memory: Memory
-    usage: Usage
-
-    def to_dict(self) -> dict:
-        """Bytes, and per token the collectives (bytes of the tensors that they complete) and FLOPs of one rank."""
-        usage = self.usage
-        return {
-            "bytes_per_rank": self.share.to_dict(),
-            "memory": self.memory.to_dict(),
-            "layers": usage.layers,
-            "collectives": [
-                {"kind": c.kind, "in_layers": c.in_layers, "count": c.count, "bytes_per_token": c.bytes}
-                for c in usage.collectives
-            ],
-            "flops_per_token": usage.flops or None,
-            "not_measured": usage.not_run,
-        }
 
 
 def costs_of(subject: Subject, share: BytesPerRank, bench: Bench) -> Costs:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tpplan.answers import Costs
 from tpplan.codes import Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Report, Stage, Status, Verdict
 from tpplan.model.internals import versions
 from tpplan.stages import table
 from tpplan.stages.bench import Bench
-from tpplan.stages.costs import Costs, costs_of, is_asked_for, memory_diagnostics
+from tpplan.stages.costs import costs_of, is_asked_for, memory_diagnostics
 from tpplan.stages.result import Fault, StageResult
 from tpplan.stages.static import judged
 from tpplan.subject import Subject

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from tpplan.answers import Collective, LayerCache, Usage
 from tpplan.model.cache import PARTS, CacheSlot, LayerState, read_cache
 from tpplan.model.config import ModelSpec
 from tpplan.model.fake_weights import FakeWeights
@@ -24,56 +25,6 @@ from tpplan.stages.full_size import FALLBACK_DTYPE
 from tpplan.units import one_line
 
 PROMPTS = (16, 32)  # tokens, longer where a layer compresses what leaves its window
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerCache:
-    """The cache of one layer for one sequence on one rank.
-
-    key_values: bytes of a token's keys and values. window: most tokens that these hold, None where they grow without
-    end. growth: bytes per token of what else grows. constant: bytes of state of a fixed size.
-    """
-
-    key_values: int = 0
-    window: int | None = None
-    growth: float = 0.0
-    constant: int = 0
-
-    def bytes(self, tokens: int) -> int:
-        """Bytes for a sequence of `tokens`, as a static cache of that length holds them."""
-        return self.key_values * min(tokens, self.window or tokens) + round(self.growth * tokens) + self.constant
-
-
-@dataclass(frozen=True, kw_only=True)
-class Collective:
-    """One kind of collective in one forward. count: calls, bytes: of the whole tensors that the calls complete, for one
-    token; both of all layers, or of what stands outside of them."""
-
-    kind: str
-    count: int
-    bytes: int
-    in_layers: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """One rank's use at inference.
-
-    layers: number of layers that ran or were counted. cache: of every layer that keeps something. flops: floating-point
-    operations per token, of matrix products and convolutions, at a short context. activations: bytes per token of all
-    tensors that the largest layer makes, never all alive at once. not_run: why nothing was measured, or empty.
-    """
-
-    layers: int = 0
-    cache: tuple[LayerCache, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    flops: int = 0
-    activations: int = 0
-    not_run: str = ""
-
-    def cache_bytes(self, batch: int, tokens: int) -> int:
-        """Bytes of a static cache for `batch` sequences of `tokens`."""
-        return batch * sum(layer.bytes(tokens) for layer in self.cache)
 
 
 def measure(spec: ModelSpec, sharding: Sharding) -> Usage:
