@@ -14,6 +14,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 _modules = tempfile.TemporaryDirectory(prefix="tpplan-tests-")
 os.environ["HF_MODULES_CACHE"] = _modules.name
+os.environ["TPPLAN_CACHE"] = ""  # faults are planted under one version: nothing is remembered but where a test says so
 
 
 @pytest.fixture

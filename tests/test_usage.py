@@ -31,12 +31,12 @@ def model(tmp_path: Path) -> str:
 @pytest.fixture
 def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is opened, so nothing is proven."""
-    from tpplan import request
+    from tpplan import opening
 
     def opened(*_: object) -> None:
         raise AssertionError("the model was opened")
 
-    monkeypatch.setattr(request, "read_source", opened)
+    monkeypatch.setattr(opening, "read_source", opened)
 
 
 class TestInputError:

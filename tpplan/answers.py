@@ -152,6 +152,7 @@ class Candidate:
             "stages": {name: stage.to_dict() for name, stage in report.stages.items()},
             "diagnostics": [diagnostic.to_dict() for diagnostic in report.diagnostics],
             **costs,
+            **({"remembered": report.remembered} if report.remembered else {}),
         }
 
 

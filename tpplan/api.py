@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tpplan import engine
+from tpplan import engine, remembered
 from tpplan.choices import Optimize, Options, PlanOptions
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import Plan
@@ -41,7 +41,7 @@ def check(
     """
     depth = engine.depth_named(depth or table.deepest())
     request = make_request(model_or_plan, tp_size, overrides=overrides, **options)
-    return engine.answer(engine.check, request, depth)
+    return remembered.answer(engine.check, request, depth)
 
 
 def plan(
@@ -83,8 +83,8 @@ def find_plan(
     strategy = engine.strategy_named(strategy)
     request = make_request(model, tp_size, name=name, **options)
     if compare or optimize:
-        return engine.answer(engine.compare_strategies, request, strategy, optimize, extend)
-    return engine.answer(engine.make_plan, request, strategy, extend)
+        return remembered.answer(engine.compare_strategies, request, strategy, optimize, extend)
+    return remembered.answer(engine.make_plan, request, strategy, extend)
 
 
 def distributed_config(
@@ -117,7 +117,7 @@ def compiled(
     """What `distributed_config` is made from, and the script that `tpplan compile` prints."""
     strategy = engine.strategy_named(strategy)
     request = make_request(model_or_plan, tp_size, **options)
-    return engine.answer(engine.compile_plan, request, strategy, extend)
+    return remembered.answer(engine.compile_plan, request, strategy, extend)
 
 
 def sizes(
@@ -150,7 +150,7 @@ def size_candidates(
     strategy = engine.strategy_named(strategy)
     request = make_request(model, None, **options)
     tp_sizes = (tp_size,) if isinstance(tp_size, int) else tuple(tp_size)
-    return engine.answer(engine.sizes, request, tp_sizes, strategy, depth)
+    return remembered.answer(engine.sizes, request, tp_sizes, strategy, depth)
 
 
 def schema(name: str) -> dict[str, Any]:

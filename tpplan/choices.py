@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     `Device`, default `cpu`. purpose: a value of `Purpose`, default `inference`. dtype: a value of `Dtype`, default the
     config's own. trust_remote_code: run the Python code that the model brings, default False. batch, max_length:
     sequences, and tokens of each, for which the memory of a rank must be enough; by default 1, and 4096 or what the
-    model takes.
+    model takes. cache: answer from the cache where the same was answered before, and keep the answer, default True.
     """
 
     auto_class: str | None
@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     trust_remote_code: bool
     batch: int | None
     max_length: int | None
+    cache: bool
 
 
 class PlanOptions(Options, total=False):

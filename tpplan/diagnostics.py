@@ -151,6 +151,7 @@ class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
     memory: None where it was not asked for. ranks: what each rank of a launch measured, as report.schema.json says.
+    remembered: the day, as YYYY-MM-DD, on which the stages ran, where they did not run for this answer.
     """
 
     model: str
@@ -163,6 +164,7 @@ class Report:
     overrides: dict[str, str] = field(default_factory=dict)
     unreadable: bool = False
     ranks: tuple[dict, ...] = ()
+    remembered: str | None = None
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -208,6 +210,7 @@ class Report:
             "overrides": dict(self.overrides),
         }
         shown |= {"memory": self.memory.to_dict()} if self.memory else {}
+        shown |= {"remembered": self.remembered} if self.remembered else {}
         return shown | ({"ranks": [dict(rank) for rank in self.ranks]} if self.ranks else {})
 
 

@@ -17,13 +17,12 @@ from tpplan.choices import Dtype, Optimize, chosen, usage_error
 from tpplan.diagnostics import PlanError, Report
 from tpplan.plan_files.document import ModelFacts, Plan, Proof, Target
 from tpplan.planner.strategies import STRATEGIES
+from tpplan.request import Request, check_tp_size
 from tpplan.stages import table
 
 if TYPE_CHECKING:
-    from tpplan.answers import Candidate
     from tpplan.launch.options import LaunchOptions
     from tpplan.planner.repair import Repair
-    from tpplan.request import Request
     from tpplan.stages.bench import Bench
     from tpplan.stages.judge import Judgement
     from tpplan.subject import Subject

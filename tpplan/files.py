@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all."""
+"""Reading files that may be anything, and writing them: whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tpplan.diagnostics import Diagnostic, InputError, Place
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+    """At most `limit` bytes of the regular file at `path`, without waiting for the other end of a pipe.
+
+    Raises OSError, or ValueError for a name that holds NUL.
+    """
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    with open(path, "rb", opener=open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(None, "not a regular file")
+        return file.read(limit)
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:

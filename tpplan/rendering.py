@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Memory, Report, Status
-from tpplan.units import gib, in_one_unit
+from tpplan.stages import table
+from tpplan.units import gib, in_one_unit, joined
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -53,8 +54,11 @@ def as_text(report: Report) -> Text:
         return text
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
+    left_out = [name for name in table.depths() if report.stages and name not in report.stages]
+    text.append(f" without {joined(left_out)}" if left_out else "")
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""
-    text.append(f": {shown(report.model)}{size}\n" if report.model else "\n")
+    text.append(f": {shown(report.model)}{size}" if report.model else "")
+    text.append(f" (remembered from {report.remembered})\n" if report.remembered else "\n")
     return text
 
 

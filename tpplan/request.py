@@ -18,7 +18,8 @@ class Request:
     """One call, its values checked and nothing read yet. None means: what the plan says, or else the default.
 
     what: a model (directory, config file, hub id), a plan file, or a Plan. model: the model that a plan will be used
-    with, when it is not the one that the plan names. name: what a plan made for the model calls it.
+    with, when it is not the one that the plan names. name: what a plan made for the model calls it. cache: whether the
+    answer may come from the cache, and is kept there.
     """
 
     what: str | Plan
@@ -33,6 +34,7 @@ class Request:
     trust_remote_code: bool = False
     batch: int | None = None
     max_length: int | None = None
+    cache: bool = True
 
     @property
     def is_plan(self) -> bool:
@@ -83,6 +85,7 @@ class _AsTheyAre(TypedDict, total=False):
     model: str | None
     auto_class: str | None
     trust_remote_code: bool
+    cache: bool
 
 
 def check_tp_size(tp_size: int | None, model: str) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from tpplan.config_text import DuplicateKeys, parse_json, position_of
 from tpplan.diagnostics import Diagnostic, InputError, Place
@@ -55,18 +52,30 @@ def read_source(name: str) -> Source:
 
     Raises InputError: TPP110 when there is no readable config, TPP902 when a hub id cannot be fetched.
     """
+    file, directory = located(name)
+    try:
+        keys = _checkpoint_keys(directory) if directory else None
+        return _source(name, file, directory=directory, checkpoint_keys=keys)
+    except (OSError, ValueError) as error:  # no permission
+        raise _not_opened(name, error) from error
+
+
+def located(name: str) -> tuple[Path, Path | None]:
+    """The config file that `name` leads to, and the model's directory when `name` is one. Raises as `read_source`."""
     path = Path(name)
     try:
         if path.is_dir():
-            return _read_directory(name, path)
+            if not (path / CONFIG_NAME).exists():
+                raise _unreadable(name, f"the directory has no {CONFIG_NAME}")
+            return path / CONFIG_NAME, path
         if path.exists():
-            return _source(name, path)
+            return path, None
     except (OSError, ValueError) as error:  # a name too long for the file system, an embedded NUL, no permission
-        raise _unreadable(name, "MODEL cannot be opened", evidence=one_line(error)) from error
+        raise _not_opened(name, error) from error
     looks_like_path = path.is_absolute() or name.startswith((".", "~")) or name.endswith((".json", "/"))
     if looks_like_path or not HUB_ID.fullmatch(name):
         raise _unreadable(name, "there is no such file or directory, and it is not a hub id")
-    return _read_hub(name)
+    return _fetched(name), None
 
 
 def read_config(path: Path) -> dict:
@@ -140,14 +149,7 @@ def _duplicates(file: str, error: DuplicateKeys) -> InputError:
     return InputError(*diagnostics, model=file)
 
 
-def _read_directory(name: str, directory: Path) -> Source:
-    file = directory / CONFIG_NAME
-    if not file.exists():
-        raise _unreadable(name, f"the directory has no {CONFIG_NAME}")
-    return _source(name, file, directory=directory, checkpoint_keys=_checkpoint_keys(directory))
-
-
-def _read_hub(name: str) -> Source:
+def _fetched(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -167,11 +169,15 @@ def _read_hub(name: str) -> Source:
             ),
             model=name,
         ) from error
-    return _source(name, Path(file))
+    return Path(file)
 
 
 def _hub_answers(timeout: float = 5.0) -> bool:
     """Whether the hub's host takes a connection within `timeout` seconds. Behind a proxy only a request could tell."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
     url = urlsplit(ENDPOINT)
@@ -209,6 +215,10 @@ def _safetensors_keys(path: Path) -> frozenset[str]:
             return frozenset(checkpoint.keys())
     except (SafetensorError, OSError) as error:
         raise _unreadable(str(path), "this is not a safetensors file", evidence=_first_line(error)) from error
+
+
+def _not_opened(name: str, error: Exception) -> InputError:
+    return _unreadable(name, "MODEL cannot be opened", evidence=one_line(error))
 
 
 def _unreadable(

@@ -93,7 +93,12 @@ SHARED: dict[str, Any] = {
     "trust_remote_code": Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code that the model brings.")
     ],
+    "cache": Annotated[
+        bool, typer.Option(" /--no-cache", help="Run the stages though the same was answered before, and keep nothing.")
+    ],
 }
+
+DEFAULTS = {"trust_remote_code": False, "cache": True}  # None for the others
 
 
 def shares(*left_out: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -110,7 +115,7 @@ def shares(*left_out: str) -> Callable[[Callable[..., int]], Callable[..., int]]
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=False if name == "trust_remote_code" else None,
+                default=DEFAULTS.get(name),
                 annotation=kind,
             )
             for name, kind in taken.items()

@@ -159,7 +159,7 @@ def compile(
 
 
 @app.command()
-@shares()
+@shares("cache")
 def verify(
     what: ModelOrPlanArgument,
     options: Shared,

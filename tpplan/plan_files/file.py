@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpplan.diagnostics import Diagnostic, InputError, Keys, Place, Position
+from tpplan.files import read_regular
 from tpplan.plan_files.document import Plan
 from tpplan.plan_files.shape import all_mistakes
 from tpplan.plan_files.text import end_of, place_of, read_yaml
@@ -41,7 +41,13 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
     Raises InputError with every mistake in the file (TPP101 to TPP105), sorted by position.
     """
     name = os.fspath(path)
-    data = _read_bytes(name)
+    try:
+        data = read_regular(name, MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a name that holds NUL
+        said = "there is no such file" if isinstance(error, FileNotFoundError) else "the file cannot be read"
+        raise _unreadable(Place(file=name), said, getattr(error, "strerror", None) or str(error)) from None
+    if len(data) > MAX_BYTES:
+        raise _too_large(name)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -67,25 +73,6 @@ def parse_plan(text: str, file: str = "<string>") -> PlanFile:
 def _sorted(mistakes: Sequence[Diagnostic]) -> list[Diagnostic]:
     """`mistakes` by position; at one position a misnamed key stays before its value."""
     return sorted(mistakes, key=lambda mistake: (mistake.where.line or 0, mistake.where.column or 0))
-
-
-def _read_bytes(name: str) -> bytes:
-    """Content of the regular file `name`: bounded, and without waiting for the other end of a pipe."""
-
-    def open_at_once(path: str, flags: int) -> int:
-        return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-    try:
-        with open(name, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(None, "not a regular file")
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a name that holds NUL
-        said = "there is no such file" if isinstance(error, FileNotFoundError) else "the file cannot be read"
-        raise _unreadable(Place(file=name), said, getattr(error, "strerror", None) or str(error)) from None
-    if len(data) > MAX_BYTES:
-        raise _too_large(name)
-    return data
 
 
 def _too_large(file: str) -> InputError:
