@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tpplan.api import check, distributed_config, plan, sizes, verify
+    from tpplan.api import check, check_all, distributed_config, plan, sizes, verify
     from tpplan.diagnostics import Diagnostic, InputError, PlanError, Report
     from tpplan.plan_files.document import Plan
 
@@ -20,6 +20,7 @@ __all__ = [
     "PlanError",
     "Report",
     "check",
+    "check_all",
     "distributed_config",
     "plan",
     "sizes",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 _HOMES = {
     "check": "api",
+    "check_all": "api",
     "distributed_config": "api",
     "sizes": "api",
     "verify": "api",

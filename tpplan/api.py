@@ -10,7 +10,7 @@ from tpplan import engine, remembered
 from tpplan.choices import Optimize, Options, PlanOptions
 from tpplan.diagnostics import Report
 from tpplan.plan_files.document import Plan
-from tpplan.request import make_request
+from tpplan.request import inputs, make_request
 from tpplan.schemas import filled
 from tpplan.stages import table
 
@@ -42,6 +42,33 @@ def check(
     depth = engine.depth_named(depth or table.deepest())
     request = make_request(model_or_plan, tp_size, overrides=overrides, **options)
     return remembered.answer(engine.check, request, depth)
+
+
+def check_all(
+    models_or_plans: Sequence[ModelOrPlan],
+    tp_size: int | None = None,
+    *,
+    depth: str | None = None,
+    jobs: int | None = None,
+    progress: Callable[[str, float], None] | None = None,
+    **options: Unpack[PlanOptions],
+) -> list[Report]:
+    """The reports of `check` on several models and plans, in their order: libraries are imported once for all.
+
+    A directory that is no model stands for the plan files in it. tp_size: of the models; a plan has its own. jobs:
+    processes at once, by default as many as there are processors; they are started as `multiprocessing` starts them, so
+    a script calls this under `if __name__ == "__main__"`. progress: called with how many are done, as text and 0 to 1.
+
+    What cannot be read has a report that says so. Raises InputError for an option that makes no sense.
+    """
+    from tpplan import several
+
+    depth = engine.depth_named(depth or table.deepest())
+    requests = []
+    for one in inputs(models_or_plans):
+        request = make_request(one, **options)
+        requests.append(request if request.is_plan else make_request(one, tp_size, **options))
+    return several.check_each(requests, depth, jobs, progress)
 
 
 def plan(
@@ -154,7 +181,7 @@ def size_candidates(
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of plan files (`plan`), or of the JSON that a command prints: `report`, `sizes`, `doctor`."""
+    """The JSON Schema of plan files (`plan`), or of the JSON that a command prints: a value of SchemaName."""
     from tpplan.planner.strategies import STRATEGIES
 
     return filled(name, {"stage": table.names(), "strategy": STRATEGIES})

@@ -150,7 +150,8 @@ class Memory:
 class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
-    memory: None where it was not asked for. ranks: what each rank of a launch measured, as report.schema.json says.
+    plan: the plan file that was judged, as the user gave it. memory: None where it was not asked for. ranks: what each
+    rank of a launch measured, as report.schema.json says.
     remembered: the day, as YYYY-MM-DD, on which the stages ran, where they did not run for this answer.
     """
 
@@ -165,6 +166,7 @@ class Report:
     unreadable: bool = False
     ranks: tuple[dict, ...] = ()
     remembered: str | None = None
+    plan: str | None = None
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -202,6 +204,7 @@ class Report:
         shown = {
             "verdict": str(self.verdict),
             "model": self.model,
+            **({"plan": self.plan} if self.plan else {}),
             "tp_size": self.tp_size,
             "versions": dict(self.versions),
             "stages": {name: stage.to_dict() for name, stage in self.stages.items()},

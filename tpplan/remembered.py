@@ -39,13 +39,10 @@ def answer(
 
     Kept are passes and failures, and that nothing passes (PlanError); never an answer that is incomplete.
     """
-    file = _file(function.__name__, request, *args, *kwargs.values()) if request.cache else None
-    if file is not None:
-        known = _read(file, request, get_type_hints(function)["return"])
-        if isinstance(known, PlanError):
-            raise known
-        if known is not None:
-            return known
+    known = recalled(function, request, *args, **kwargs)
+    if known is not None:
+        return known
+    file = _file(function.__name__, request, *args, *kwargs.values())
     try:
         found = engine.answer(function, request, *args, **kwargs)
     except PlanError as error:
@@ -54,6 +51,18 @@ def answer(
         raise
     if file is not None and all(map(_is_settled, _reports(found))):
         _write(file, request, "answer", found)
+    return found
+
+
+def recalled(
+    function: Callable[Concatenate[Request, Given], Answer], request: Request, *args: Given.args, **kwargs: Given.kwargs
+) -> Answer | None:
+    """What the engine's function answered to this question, None where that is not known. Raises what it raised."""
+    file = _file(function.__name__, request, *args, *kwargs.values())
+    known = _read(file, request, get_type_hints(function)["return"]) if file else None
+    if isinstance(known, PlanError):
+        raise known
+    found: Answer | None = known
     return found
 
 
@@ -68,7 +77,7 @@ def directory() -> Path | None:
 
 
 def _file(function: str, request: Request, *args: Any) -> Path | None:
-    home = directory()
+    home = directory() if request.cache else None
     try:
         return home / f"{fingerprint.question(function, request, *args)}.json" if home else None
     except fingerprint.NotKnown:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 from tpplan.choices import MAX_TP_SIZE, Device, Dtype, Purpose, chosen, usage_error
 from tpplan.plan_files.document import Plan
+from tpplan.source import CONFIG_NAME
 
 PLAN_SUFFIXES = (".yaml", ".yml")
 
@@ -97,3 +99,23 @@ def check_tp_size(tp_size: int | None, model: str) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def inputs(given: Iterable[str | os.PathLike[str] | Plan]) -> list[str | os.PathLike[str] | Plan]:
+    """What is given, with the plan files in it in place of a directory that is no model."""
+    found: list[str | os.PathLike[str] | Plan] = []
+    for what in given:
+        found += _plans_in(what) or [what]
+    return found
+
+
+def _plans_in(what: str | os.PathLike[str] | Plan) -> list[str]:
+    """The plan files in a directory that is no model and below it, but for hidden ones; none where it is none."""
+    try:
+        directory = None if isinstance(what, Plan) else Path(what)
+        if directory is None or not directory.is_dir() or (directory / CONFIG_NAME).exists():
+            return []
+    except (OSError, ValueError):  # too long for a path, a NUL inside
+        return []
+    found = (path for path in directory.rglob("*") if path.suffix in PLAN_SUFFIXES and path.is_file())
+    return sorted(str(path) for path in found if not any(part[0] == "." for part in path.relative_to(directory).parts))

@@ -18,6 +18,7 @@ from tpplan.choices import Device, Dtype, Purpose
 class SchemaName(StrEnum):
     PLAN = "plan"
     REPORT = "report"
+    REPORTS = "reports"
     SIZES = "sizes"
     DOCTOR = "doctor"
 
@@ -33,4 +34,7 @@ def filled(name: str, sets: Mapping[str, Iterable[str]] | None = None) -> dict[s
     used = {key: list(map(str, values)) for key, values in known.items() if f'"#/$defs/{key}"' in text}
     if used:
         schema["$defs"] = {key: {"type": "string", "enum": values} for key, values in used.items()}
+    if '"#/$defs/report"' in text:
+        report = filled("report", sets)
+        schema["$defs"] = report.pop("$defs") | {"report": report}
     return schema

@@ -32,6 +32,13 @@ ModelOrPlanArgument = Annotated[
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="A directory or file with a config.json, or a hub id.")
 ]
+ModelsOrPlansArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL|PLAN...",
+        help="A directory or file with a config.json, a hub id, a plan (.yaml), or a directory of plans; or several.",
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="json: exactly one document on stdout.")]
 TpSizeOption = Annotated[
     int | None, typer.Option("--tp-size", metavar="N", help="Number of ranks. A plan has its own.")

@@ -16,13 +16,14 @@ from tpplan.cli.options import (
     Language,
     ModelArgument,
     ModelOrPlanArgument,
+    ModelsOrPlansArgument,
     RanksOption,
     StrategyOption,
     TpSizeOption,
     depth_option,
     shares,
 )
-from tpplan.cli.printing import say_repair, say_strategies, show, write
+from tpplan.cli.printing import say_repair, say_strategies, show, show_all, write
 from tpplan.diagnostics import PlanError
 
 Shared = dict[str, Any]  # the options that the library takes as they are
@@ -31,7 +32,7 @@ Shared = dict[str, Any]  # the options that the library takes as they are
 @app.command()
 @shares()
 def check(
-    what: ModelOrPlanArgument,
+    what: ModelsOrPlansArgument,
     options: Shared,
     tp_size: TpSizeOption = None,
     depth: Annotated[str | None, depth_option()] = None,
@@ -40,9 +41,17 @@ def check(
     """Say whether a model loads and runs right at a tp_size, or whether a plan does, and what stands against it."""
     _leave_chips_alone()
     from tpplan import api
+    from tpplan.cli.progress import progress_bar
 
+    if api.inputs(what) != what or len(what) > 1:
+        try:
+            with progress_bar("checking") as progress:
+                reports = api.check_all(what, tp_size, depth=depth, progress=progress, **options)
+        except PlanError as error:
+            return show(error.report, output_format)
+        return show_all(reports, output_format)
     try:
-        report = api.check(what, tp_size, depth=depth, **options)
+        report = api.check(what[0], tp_size, depth=depth, **options)
     except PlanError as error:
         report = error.report
     return show(report, output_format)
@@ -178,7 +187,7 @@ def verify(
     from tpplan.cli.progress import progress_bar
 
     try:
-        with progress_bar() as progress:
+        with progress_bar("reading the model") as progress:
             report = api.verify(
                 what,
                 tp_size,

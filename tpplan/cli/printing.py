@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpplan.cli.options import Format
@@ -20,6 +21,21 @@ def show(report: Report, output_format: Format, stream: str = "stdout") -> int:
     else:
         write(rendering.as_text(report), stream)
     return report.exit_code
+
+
+def show_all(reports: Sequence[Report], output_format: Format) -> int:
+    """What stands against each that does not pass, then a table of all. Returns the highest exit code."""
+    from tpplan import rendering
+    from tpplan.cli import tables
+
+    if output_format is Format.JSON:
+        sys.stdout.write(rendering.document({"reports": [report.to_dict() for report in reports]}))
+    else:
+        for report in reports:
+            if report.exit_code:
+                write(rendering.as_text(report))
+        write(tables.reports_table(reports))
+    return max(report.exit_code for report in reports)
 
 
 NOTHING_TO_TRY = "tpplan has none to try for what text reaches and no rule shards"

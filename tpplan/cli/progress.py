@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
+def progress_bar(first: str) -> Iterator[Callable[[str, float], None] | None]:
     """A function of what runs and the part done (0 to 1) that draws a bar on stderr; None where it is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,5 +18,5 @@ def progress_bar() -> Iterator[Callable[[str, float], None] | None]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("reading the model", total=1.0)
+        task = bar.add_task(first, total=1.0)
         yield lambda what, done: bar.update(task, description=what, completed=done)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tpplan.answers import Candidate, Usage
 from tpplan.diagnostics import Memory, Report, Verdict
-from tpplan.rendering import VERDICT_STYLE
+from tpplan.rendering import VERDICT_STYLE, shown
 from tpplan.units import gib
 
 if TYPE_CHECKING:
@@ -26,6 +26,28 @@ def sizes_table(candidates: Sequence[Candidate]) -> Table:
         verdict = Text(str(candidate.verdict), style=VERDICT_STYLE[candidate.verdict])
         table.add_row(str(candidate.tp_size), verdict, _repair(candidate), *_costs(candidate))
     return table
+
+
+def reports_table(reports: Iterable[Report]) -> Table:
+    """One row for each model and plan that was checked."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("model or plan", "tp_size", "verdict", "parameters", "why"):
+        table.add_column(name, justify="right" if name in ("tp_size", "parameters") else "left")
+    for report in reports:
+        verdict = Text(str(report.verdict), style=VERDICT_STYLE[report.verdict])
+        held = gib(report.bytes_per_rank.parameters) if report.bytes_per_rank else ""
+        why = " ".join(dict.fromkeys(error.code for error in report.errors))
+        name = shown(report.plan or report.model or report.diagnostics[0].where.file or "")
+        table.add_row(name, str(report.tp_size or ""), verdict, held, why or _day(report))
+    return table
+
+
+def _day(report: Report) -> str:
+    return f"remembered from {report.remembered}" if report.remembered else ""
 
 
 def strategies_table(candidates: Sequence[Candidate], chosen: Candidate) -> Table:

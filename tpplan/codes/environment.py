@@ -58,6 +58,15 @@ ENVIRONMENT: dict[str, Code] = {
         example="Real ranks show it, under `tpplan verify`: a rendezvous endpoint that no host listens on.",
         action="Correct what the evidence names. With several hosts, give all the same endpoint, which each can reach.",
     ),
+    "TPP914": error(
+        "process-died",
+        "the process that judged it died",
+        meaning="With several models or plans, each is judged in a process of its own. This one's ended without an "
+        "answer, twice: it was killed, or it ran out of memory.",
+        reason="Nothing was learned about this model or plan; the others have their verdicts.",
+        example="A process that is killed shows it: `tpplan check plans/` on a machine without free memory.",
+        action="Check it alone: `tpplan check PLAN`.",
+    ),
     "TPP920": error(
         "requirement-not-met",
         "a package is missing or outside a range that another asks for",

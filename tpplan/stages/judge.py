@@ -78,6 +78,7 @@ class Judgement:
             memory=self.costs.memory if self.costs else None,
             overrides=dict(sorted(self.subject.sharding.overrides.items())),
             ranks=self.ranks,
+            plan=self.subject.file.path if self.subject.file else None,
         )
 
 
