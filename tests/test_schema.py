@@ -68,7 +68,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("llama --tp-size two", 2, "incomplete", ["TPP130"]),
         ("llama --tp-size 2 --device gpu", 2, "incomplete", ["TPP130"]),
         ("llama --tp-size 2 --no-such-option", 2, "incomplete", ["TPP130"]),
-        ("llama surplus --tp-size 2", 2, "incomplete", ["TPP130"]),
         ("--tp-size 2", 2, "incomplete", ["TPP130"]),
     ],
 )

@@ -104,7 +104,7 @@ def test_an_option_that_makes_no_sense_is_refused_once() -> None:
 def test_what_is_remembered_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TPPLAN_CACHE", str(tmp_path))
     first = api.check_all(INPUTS, 2, depth="static", jobs=1)
-    monkeypatch.setattr(several, "get_context", None)
+    monkeypatch.setattr(several, "_pooled", None)
     again = api.check_all([name for name in INPUTS if name != "plans"], 2, depth="static", jobs=2)
     assert [bool(one.remembered) for one in again] == [True, False, True]
     assert [one.to_dict() for one in again if one.remembered] == [

@@ -67,7 +67,7 @@ class TestStages:
         assert "more: something more" in " ".join(run("check", "--help").stdout.split())
         assert '"more"' in run("schema", "report").stdout
         less = run("check", "model", "--tp-size", "4", "--depth", "shapes")
-        assert less.returncode == 0 and "more" not in less.stdout
+        assert less.returncode == 0 and "pass without numerics and more" in less.stdout
 
 
 class TestStrategies:
@@ -95,7 +95,7 @@ def test_schemas_are_whole(name: SchemaName) -> None:
     text = str(filled)
     for key in ("device", "purpose", "dtype", "stage", "strategy"):
         assert (f"#/$defs/{key}" in text) == (key in filled.get("$defs", {}))
-    assert all(values["enum"] for values in filled.get("$defs", {}).values())
+    assert all(values["enum"] for name, values in filled.get("$defs", {}).items() if name != "report")
 
 
 def test_stages_have_distinct_names() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tpplan import engine, remembered
-from tpplan.choices import Optimize, Options, PlanOptions
-from tpplan.diagnostics import Report
+from tpplan.choices import Optimize, Options, PlanOptions, Trust, chosen
+from tpplan.diagnostics import Report, Verdict
 from tpplan.plan_files.document import Plan
 from tpplan.request import inputs, make_request
 from tpplan.schemas import filled
@@ -50,6 +51,7 @@ def check_all(
     *,
     depth: str | None = None,
     jobs: int | None = None,
+    update: bool = False,
     progress: Callable[[str, float], None] | None = None,
     **options: Unpack[PlanOptions],
 ) -> list[Report]:
@@ -57,18 +59,28 @@ def check_all(
 
     A directory that is no model stands for the plan files in it. tp_size: of the models; a plan has its own. jobs:
     processes at once, by default as many as there are processors; they are started as `multiprocessing` starts them, so
-    a script calls this under `if __name__ == "__main__"`. progress: called with how many are done, as text and 0 to 1.
+    a script calls this under `if __name__ == "__main__"`. update: seal the plan files that pass, with what was proven
+    now. progress: called with how many are done, as text and 0 to 1.
 
-    What cannot be read has a report that says so. Raises InputError for an option that makes no sense.
+    What cannot be read has a report that says so. Raises InputError for an option that makes no sense, and for a plan
+    file that cannot be written.
     """
     from tpplan import several
+    from tpplan.plan_files import seal
 
     depth = engine.depth_named(depth or table.deepest())
+    if update:
+        seal.require_sealable(depth, options)
+    single = len(models_or_plans) == 1
     requests = []
     for one in inputs(models_or_plans):
-        request = make_request(one, **options)
-        requests.append(request if request.is_plan else make_request(one, tp_size, **options))
-    return several.check_each(requests, depth, jobs, progress)
+        request = make_request(one, tp_size, **options)
+        requests.append(request if single or not request.is_plan else replace(request, tp_size=None))
+    reports = several.check_each(requests, depth, jobs, progress)
+    for report in reports:
+        if update and report.plan is not None and report.verdict is Verdict.PASS:
+            seal.update(report.plan, report)
+    return reports
 
 
 def plan(
@@ -120,17 +132,21 @@ def distributed_config(
     *,
     strategy: str | None = None,
     extend: bool = False,
+    trust: str = Trust.SEAL,
     **options: Unpack[PlanOptions],
 ) -> DistributedConfig:
     """The transformers.DistributedConfig for `from_pretrained`: of a plan that passes, or of a model, repaired.
 
-    A plan is taken as it is, whatever strategy and extend say. Arguments as in `check` and `plan`. Raises PlanError
-    where no plan can work or the given one does not, InputError for what cannot be read.
+    A plan is taken as it is, whatever strategy and extend say. trust: a value of `tpplan.choices.Trust`; by default a
+    plan whose seal holds is not proven again, its config is compared with the one at hand. Where the seal is broken,
+    the stages run, which is logged. Other arguments as in `check` and `plan`.
+
+    Raises PlanError where no plan can work or the given one does not, InputError for what cannot be read.
     """
-    arguments = compiled(model_or_plan, tp_size, strategy=strategy, extend=extend, **options).arguments
+    made = compiled(model_or_plan, tp_size, strategy=strategy, extend=extend, trust=trust, **options)
     from transformers import DistributedConfig  # with torch, so after what can be refused without
 
-    return DistributedConfig(**arguments)
+    return DistributedConfig(**made.arguments)
 
 
 def compiled(
@@ -139,11 +155,17 @@ def compiled(
     *,
     strategy: str | None = None,
     extend: bool = False,
+    trust: str = Trust.SEAL,
     **options: Unpack[PlanOptions],
 ) -> Compiled:
     """What `distributed_config` is made from, and the script that `tpplan compile` prints."""
     strategy = engine.strategy_named(strategy)
+    if chosen("trust", trust, Trust) is Trust.NEVER:
+        options["cache"] = False
     request = make_request(model_or_plan, tp_size, **options)
+    sealed = None if trust == Trust.NEVER else engine.compile_sealed(request)
+    if sealed is not None:
+        return sealed
     return remembered.answer(engine.compile_plan, request, strategy, extend)
 
 

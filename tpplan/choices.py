@@ -50,6 +50,13 @@ class Optimize(StrEnum):
     LATENCY = "latency"
 
 
+class Trust(StrEnum):
+    """What is taken for proof of a plan. seal: the seal in it, where it holds. never: only the stages, run now."""
+
+    SEAL = "seal"
+    NEVER = "never"
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments that every call of the library takes. What is left out is what the plan says, or the default.
 

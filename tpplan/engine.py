@@ -15,13 +15,15 @@ from tpplan.answers import Candidate, Compiled, Found
 from tpplan.child import call_in_child
 from tpplan.choices import Dtype, Optimize, chosen, usage_error
 from tpplan.diagnostics import PlanError, Report
-from tpplan.plan_files.document import ModelFacts, Plan, Proof, Target
+from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.planner.strategies import STRATEGIES
 from tpplan.request import Request, check_tp_size
 from tpplan.stages import table
 
 if TYPE_CHECKING:
     from tpplan.launch.options import LaunchOptions
+    from tpplan.model.config import ModelSpec
+    from tpplan.model.skeleton import Sharding
     from tpplan.planner.repair import Repair
     from tpplan.stages.bench import Bench
     from tpplan.stages.judge import Judgement
@@ -96,10 +98,16 @@ def sizes(request: Request, tp_sizes: tuple[int, ...], strategy: str | None, dep
 
 def compile_plan(request: Request, strategy: str | None, extend: bool) -> Compiled:
     """The DistributedConfig of a plan that passes as it is, or of a model after its repair. Raises PlanError."""
-    from tpplan.planner import compiled
-
     subject = _passing(request, strategy, extend).subject
-    return Compiled(arguments=subject.sharding.arguments(), python=compiled.as_python(subject))
+    return _compiled(subject.spec, subject.sharding)
+
+
+def compile_sealed(request: Request) -> Compiled | None:
+    """As `compile_plan`, for a plan whose seal holds, without running anything; None for any other."""
+    from tpplan.opening import open_sealed
+
+    opened = open_sealed(request)
+    return _compiled(*opened) if opened else None
 
 
 def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Report:
@@ -169,13 +177,19 @@ def _found(request: Request, made: Repair) -> Found:
     )
 
 
+def _compiled(spec: ModelSpec, sharding: Sharding) -> Compiled:
+    from tpplan.planner.compiled import as_python
+
+    return Compiled(arguments=sharding.arguments(), python=as_python(spec, sharding))
+
+
 def _plan_of(request: Request, made: Repair) -> Plan:
     from tpplan.model.internals import versions
     from tpplan.opening import facts
+    from tpplan.plan_files.seal import proof_of, sealed
 
     subject = made.judgement.subject
-    stages = {name: str(stage.status) for name, stage in made.judgement.stages.items()}
-    return Plan(
+    plan = Plan(
         model=ModelFacts(
             id=request.name or subject.spec.source.name, auto_class=subject.spec.auto_class, config=facts(subject)
         ),
@@ -187,12 +201,9 @@ def _plan_of(request: Request, made: Repair) -> Plan:
             dtype=subject.spec.dtype if subject.spec.dtype in tuple(Dtype) else None,
         ),
         overrides=made.overrides,
-        proven=Proof(
-            stages=stages,
-            versions={name: version for name, version in versions().items() if name in ("torch", "transformers")},
-            strategy=made.strategy if made.overrides else None,
-        ),
+        proven=proof_of(made.judgement.stages, versions(), made.strategy if made.overrides else None),
     )
+    return sealed(plan)
 
 
 def _check_name(request: Request) -> None:

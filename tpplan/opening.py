@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from tpplan.choices import Device, Purpose, usage_error
-from tpplan.model.config import load_spec
-from tpplan.model.facts import facts_of
+from tpplan.model.config import ModelSpec, load_spec
+from tpplan.model.facts import changed_facts, facts_of
+from tpplan.model.internals import versions
 from tpplan.model.quantization.facts import quantization_facts
+from tpplan.model.releases import TIES_LOAD_ON_TPU, dotted, transformers_version
 from tpplan.model.skeleton import Sharding, build_skeleton
-from tpplan.plan_files.document import Plan
+from tpplan.plan_files.document import Plan, Target
 from tpplan.plan_files.file import PlanFile, read_plan
+from tpplan.plan_files.seal import broken
 from tpplan.request import Request
 from tpplan.source import Source, read_source
+from tpplan.stages import table
 from tpplan.subject import Subject
 
 
@@ -21,12 +26,58 @@ def open_request(request: Request) -> Subject:
 
     Raises InputError for what cannot be read, PlanError (TPP901) when the installed packages do not serve.
     """
+    plan, file = _plan_of(request)
+    return _open_plan(request, plan, file) if plan else _open_model(request, request.called)
+
+
+def open_sealed(request: Request) -> tuple[ModelSpec, Sharding] | None:
+    """The model of a plan whose seal holds for the request, and how the plan shards it; None where it must be proven.
+
+    Why a seal does not hold is logged. The config at hand is compared with the one that the plan was made for. Raises
+    as `open_request`.
+    """
+    plan, file = _plan_of(request)
+    if plan is None or plan.proven is None or plan.proven.seal is None:
+        return None
+    spec = None
+    reason = broken(plan, versions(), table.depths()) or _asks_for_more(request, plan.target)
+    if not reason:
+        spec = _spec_of_plan(request, plan, file)
+        reason = _differs(spec, plan)
+    if spec is None or reason:
+        logging.getLogger("tpplan").warning("%s: all stages run again: %s", request.called, reason)
+        return None
+    return spec, _sharding(plan)
+
+
+def _plan_of(request: Request) -> tuple[Plan | None, PlanFile | None]:
+    """The plan that the request names or holds, and the file that it stands in."""
     if isinstance(request.what, Plan):
-        return _open_plan(request, request.what, None)
-    if request.is_plan:
-        file = read_plan(request.what)
-        return _open_plan(request, file.plan, file)
-    return _open_model(request, request.what)
+        return request.what, None
+    file = read_plan(request.what) if request.is_plan else None
+    return (file.plan if file else None), file
+
+
+def _asks_for_more(request: Request, target: Target) -> str:
+    """What the request wants that the plan was not proven for; empty where there is nothing."""
+    for name in ("device", "purpose", "dtype"):
+        asked = getattr(request, name)
+        if asked not in (None, getattr(target, name)):
+            return f"it was proven for {name} {getattr(target, name)}, not {asked}"
+    given = next((name for name in ("auto_class", "batch", "max_length") if getattr(request, name) is not None), None)
+    return f"it was proven without {given}" if given else ""
+
+
+def _differs(spec: ModelSpec, plan: Plan) -> str:
+    """In what the config at hand, or its checkpoint, may differ from what the plan was proven for."""
+    if plan.target.device.startswith("tpu") and transformers_version() < TIES_LOAD_ON_TPU:
+        return f"with Transformers before {dotted(TIES_LOAD_ON_TPU)} it depends on the checkpoint"
+    made_for = dict(plan.model.config)
+    quantized = made_for.get("quantization_config")
+    changed = changed_facts(made_for, spec.config)
+    if (spec.quantization or quantized) and quantized != quantization_facts(spec, build_skeleton(spec).model):
+        changed.append("quantization_config")
+    return f"the config differs from the one that it was made for: {'; '.join(changed)}" if changed else ""
 
 
 def facts(subject: Subject) -> dict:
@@ -59,6 +110,26 @@ def _open_model(request: Request, what: str) -> Subject:
 
 def _open_plan(request: Request, plan: Plan, file: PlanFile | None) -> Subject:
     target = plan.target
+    spec = _spec_of_plan(request, plan, file)
+    return Subject(
+        spec=spec,
+        skeleton=build_skeleton(spec),
+        sharding=_sharding(plan),
+        device=request.device or Device(target.device),
+        training=(request.purpose or target.purpose) == Purpose.TRAINING,
+        file=file,
+        facts=plan.model.config,
+        batch=request.batch,
+        max_length=request.max_length,
+    )
+
+
+def _sharding(plan: Plan) -> Sharding:
+    return Sharding(tp_size=plan.target.tp_size, overrides=dict(plan.overrides), ep_size=plan.target.ep_size)
+
+
+def _spec_of_plan(request: Request, plan: Plan, file: PlanFile | None) -> ModelSpec:
+    target = plan.target
     if request.overrides:
         raise usage_error("a plan has its own overrides", fix="leave the overrides out, or edit the plan")
     if request.tp_size not in (None, target.tp_size):
@@ -68,22 +139,11 @@ def _open_plan(request: Request, plan: Plan, file: PlanFile | None) -> Subject:
             model=plan.model.id,
         )
     source = _source_of_plan(plan, file, request.model)
-    spec = load_spec(
+    return load_spec(
         source,
         auto_class=request.auto_class or plan.model.auto_class,
         dtype=request.dtype or target.dtype,
         trust_remote_code=request.trust_remote_code,
-    )
-    return Subject(
-        spec=spec,
-        skeleton=build_skeleton(spec),
-        sharding=Sharding(tp_size=target.tp_size, overrides=dict(plan.overrides), ep_size=target.ep_size),
-        device=request.device or Device(target.device),
-        training=(request.purpose or target.purpose) == Purpose.TRAINING,
-        file=file,
-        facts=plan.model.config,
-        batch=request.batch,
-        max_length=request.max_length,
     )
 
 

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
-from tpplan.diagnostics import Diagnostic, Memory, Report, Status
+from tpplan.diagnostics import Diagnostic, Memory, Report, Status, Verdict
 from tpplan.stages import table
 from tpplan.units import gib, in_one_unit, joined
 
@@ -54,8 +54,8 @@ def as_text(report: Report) -> Text:
         return text
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
-    left_out = [name for name in table.depths() if report.stages and name not in report.stages]
-    text.append(f" without {joined(left_out)}" if left_out else "")
+    if report.verdict is Verdict.PASS and (left_out := [name for name in table.depths() if name not in report.stages]):
+        text.append(f" without {joined(left_out)}")
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""
     text.append(f": {shown(report.model)}{size}" if report.model else "")
     text.append(f" (remembered from {report.remembered})\n" if report.remembered else "\n")

@@ -39,6 +39,11 @@ class Request:
     cache: bool = True
 
     @property
+    def called(self) -> str:
+        """What the model or plan is called in messages."""
+        return self.what.model.id if isinstance(self.what, Plan) else self.what
+
+    @property
     def is_plan(self) -> bool:
         return isinstance(self.what, Plan) or self.what.endswith(PLAN_SUFFIXES)
 

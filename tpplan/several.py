@@ -10,14 +10,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
 
 from tpplan import engine, remembered
 from tpplan.diagnostics import Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.request import Request
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 # What a check imports, once for all processes.
 PRELOADED = [
@@ -90,6 +90,10 @@ def _in_processes(requests: Mapping[int, Request], depth: str, jobs: int) -> Ite
 
 def _pooled(requests: Mapping[int, Request], depth: str, jobs: int) -> Iterator[tuple[int, Report | None]]:
     """Reports as they come; None for each that was not finished when a process died."""
+    from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     theirs, ours = context.Pipe(duplex=False)
@@ -109,6 +113,8 @@ def _pooled(requests: Mapping[int, Request], depth: str, jobs: int) -> Iterator[
 
 def _begin(parent: Connection, jobs: int) -> None:
     """In each process: end when the other end of `parent` is closed, as it is when who asked dies; share processors."""
+    from multiprocessing.connection import wait
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asked ends them
 
     def end_with_parent() -> None:
@@ -123,7 +129,7 @@ def _begin(parent: Connection, jobs: int) -> None:
 
 def _died(request: Request, depth: str) -> Report:
     reason = "the process that judged it died"
-    what = request.what if isinstance(request.what, str) else request.what.model.id
+    what = request.called
     return Report(
         model=what,
         tp_size=request.tp_size,

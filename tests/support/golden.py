@@ -27,6 +27,7 @@ VOLATILE = [
     (rf"\b{re.escape(VERSION('transformers'))}\b", "{transformers}"),
     (rf"(?<!\w){re.escape(VERSION('torch'))}(?!\w)", "{torch}"),
     (rf'("accelerate": "){re.escape(VERSION("accelerate"))}"', r'\1{accelerate}"'),
+    (r"sha256:[0-9a-f]{64}", "sha256:#"),
     (r"knows \d+ model types", "knows # model types"),
     (r"largest error \d\.\de[-+]\d\d", "largest error #"),
     (r"LocalEntryNotFoundError: .*", "LocalEntryNotFoundError: #"),

@@ -24,7 +24,8 @@ def model_of(error: Any, arguments: list[str]) -> str:
         return ""
     rest = arguments[arguments.index(context.info_name) + 1 :]
     try:
-        return str(context.command.make_parser(context).parse_args(rest)[0].get("what") or "")
+        what = context.command.make_parser(context).parse_args(rest)[0].get("what") or ""
+        return what if isinstance(what, str) else " ".join(map(str, what))
     except Exception as again:
         if usage_message(again) is None:
             raise

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
 
-from tpplan.choices import Optimize
+from tpplan.choices import Optimize, Trust
 from tpplan.cli.app import app
 from tpplan.cli.options import (
     Format,
@@ -36,6 +37,9 @@ def check(
     options: Shared,
     tp_size: TpSizeOption = None,
     depth: Annotated[str | None, depth_option()] = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Seal each plan that passes: write into it what was proven.")
+    ] = False,
     output_format: FormatOption = Format.TEXT,
 ) -> int:
     """Say whether a model loads and runs right at a tp_size, or whether a plan does, and what stands against it."""
@@ -43,18 +47,13 @@ def check(
     from tpplan import api
     from tpplan.cli.progress import progress_bar
 
-    if api.inputs(what) != what or len(what) > 1:
-        try:
-            with progress_bar("checking") as progress:
-                reports = api.check_all(what, tp_size, depth=depth, progress=progress, **options)
-        except PlanError as error:
-            return show(error.report, output_format)
-        return show_all(reports, output_format)
+    several = len(what) > 1 or api.inputs(what) != what
     try:
-        report = api.check(what[0], tp_size, depth=depth, **options)
+        with progress_bar("checking") if several else nullcontext() as progress:
+            reports = api.check_all(what, tp_size, depth=depth, update=update, progress=progress, **options)
     except PlanError as error:
-        report = error.report
-    return show(report, output_format)
+        return show(error.report, output_format)
+    return show_all(reports, output_format) if several else show(reports[0], output_format)
 
 
 @app.command()
@@ -154,13 +153,17 @@ def compile(
     tp_size: TpSizeOption = None,
     language: Annotated[Language, typer.Option("--as", help="What to emit.")] = Language.PYTHON,
     strategy: StrategyOption = None,
+    require_proof: Annotated[
+        bool, typer.Option("--require-proof", help="Run all stages, whatever the plan's seal and the cache say.")
+    ] = False,
 ) -> int:
     """Emit the DistributedConfig of a plan that passes, or of a model after its repair."""
     _leave_chips_alone()
     from tpplan import api
 
     try:
-        made = api.compiled(what, tp_size, strategy=strategy, **options)
+        trust = Trust.NEVER if require_proof else Trust.SEAL
+        made = api.compiled(what, tp_size, strategy=strategy, trust=trust, **options)
     except PlanError as error:
         return show(error.report, Format.TEXT, stream="stderr")
     sys.stdout.write(made.json() if language is Language.JSON else made.python)

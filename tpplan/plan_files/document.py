@@ -51,11 +51,15 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was proven of a plan: stage -> outcome, package -> version, and the strategy that the overrides follow."""
+    """What was proven of a plan: stage -> outcome, package -> version, and the strategy that the overrides follow.
+
+    seal: the digest of `tpplan.plan_files.seal`, which an edit of the plan breaks.
+    """
 
     stages: dict[str, str]
     versions: dict[str, str]
     strategy: str | None = None
+    seal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +87,11 @@ class Plan:
 
         Raises ValueError for a value that no plan file can hold: see `as_json_value`.
         """
-        return yaml.dump(
-            as_json_value(self.to_dict()),
-            Dumper=_Dumper,
-            sort_keys=False,
-            default_flow_style=False,
-            allow_unicode=True,
-            width=sys.maxsize,
-        )
+        return _as_yaml(self.to_dict())
+
+    def proven_yaml(self) -> str:
+        """The lines of `to_yaml` that say what was proven."""
+        return _as_yaml({"proven": self.to_dict()["proven"]})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
@@ -105,6 +106,17 @@ class Plan:
             overrides=dict(data["overrides"]),
             proven=None if proven is None else Proof(**proven),
         )
+
+
+def _as_yaml(value: dict[str, Any]) -> str:
+    return yaml.dump(
+        as_json_value(value),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=sys.maxsize,
+    )
 
 
 @cache

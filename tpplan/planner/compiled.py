@@ -1,17 +1,17 @@
-"""A subject that passes as a script that loads it with its DistributedConfig."""
+"""A plan that passes as a script that loads it with its DistributedConfig."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from tpplan.model.config import ModelSpec
+from tpplan.model.skeleton import Sharding
 from tpplan.source import CONFIG_NAME
-from tpplan.subject import Subject
 
 
-def as_python(subject: Subject) -> str:
+def as_python(spec: ModelSpec, sharding: Sharding) -> str:
     """A script, to be started by torchrun, that loads the model sharded."""
-    spec = subject.spec
-    arguments = ",\n".join(f"    {name}={_literal(value)}" for name, value in subject.sharding.arguments().items())
+    arguments = ",\n".join(f"    {name}={_literal(value)}" for name, value in sharding.arguments().items())
     name, hint = _weights(spec.source.name)
     return f"""import torch
 from transformers import {spec.auto_class}, DistributedConfig

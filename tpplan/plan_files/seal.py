@@ -1,0 +1,127 @@
+"""The seal of a plan: a digest that says for what it was proven, so that it need not be proven again where that holds.
+
+It guards against accident: a rule edited, a package updated. It is no signature, anybody can compute it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tpplan import __version__
+from tpplan.choices import usage_error
+from tpplan.diagnostics import Diagnostic, InputError, Place, Report, Stage, Status
+from tpplan.files import read_regular, write_atomically
+from tpplan.plan_files.document import Plan, Proof
+from tpplan.plan_files.file import MAX_BYTES, PlanFile, parse_plan
+from tpplan.stages import table
+
+
+def sealed(plan: Plan) -> Plan:
+    """The plan with the seal of what it is proven for. It must have a proof."""
+    assert plan.proven is not None
+    return replace(plan, proven=replace(plan.proven, seal=_digest(plan)))
+
+
+def broken(plan: Plan, installed: Mapping[str, str], stages: Iterable[str]) -> str:
+    """Why the plan's seal does not hold, with these packages and for these stages; empty where it does."""
+    proof = plan.proven
+    if proof is None or proof.seal is None:
+        return "it has no seal"
+    if proof.seal != _digest(plan):
+        return "it was edited since it was proven"
+    if missing := [stage for stage in stages if proof.stages.get(stage) != Status.PASSED]:
+        return f"{missing[0]} was not proven"
+    for package, now in _deciding(installed).items():
+        then = proof.versions.get(package)
+        if _release(then) != _release(now):
+            return f"it was proven with {package} {then}, installed is {now}"
+    return ""
+
+
+def require_sealable(depth: str, options: Mapping[str, Any]) -> None:
+    """Raise InputError TPP130 where a check of this depth, with these options, is no proof of what a plan says."""
+    names = ("model", "auto_class", "device", "purpose", "dtype", "batch", "max_length")
+    given = next((name for name in names if options.get(name) is not None), None)
+    if depth != table.deepest():
+        raise usage_error(f"the stages up to {depth} prove too little for a seal", fix="leave --depth out")
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        raise usage_error("a plan is sealed for what it says itself", fix=f"leave {option} out, or make a plan with it")
+
+
+def update(path: str, report: Report) -> None:
+    """Write what a report proves into the plan file that it is about; all else in the file stays as it is.
+
+    Raises InputError where the file cannot be written, or is not what it was when it was judged.
+    """
+    text = read_regular(path, MAX_BYTES).decode("utf-8")
+    file = parse_plan(text, path)
+    strategy = file.plan.proven.strategy if file.plan.proven else None
+    wanted = sealed(replace(file.plan, proven=proof_of(report.stages, report.versions, strategy)))
+    made = _with_proof(text, file, wanted.proven_yaml())
+    if _plan_in(made, path) != wanted:
+        raise _not_updated(path)
+    write_atomically(path, made)
+
+
+def proof_of(stages: Mapping[str, Stage], installed: Mapping[str, str], strategy: str | None) -> Proof:
+    """The proof by these stages, with these packages."""
+    return Proof(
+        stages={name: str(stage.status) for name, stage in stages.items()},
+        versions={package: version for package, version in _deciding(installed).items() if version},
+        strategy=strategy,
+    )
+
+
+def _digest(plan: Plan) -> str:
+    """Over all but the model's name, which may be that of a copy."""
+    said = plan.to_dict()
+    said["proven"] = {key: value for key, value in said["proven"].items() if key != "seal"}
+    said["model"] = {key: value for key, value in said["model"].items() if key != "id"}
+    text = json.dumps(said, sort_keys=True, ensure_ascii=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _with_proof(text: str, file: PlanFile, proof: str) -> str:
+    """The text of a plan file with `proof` in place of its part `proven`, or after all else."""
+    lines = text.splitlines(keepends=True)
+    tops = sorted(line for keys, (line, _) in file.places.items() if len(keys) == 1)
+    first = file.places[("proven",)][0] - 1 if ("proven",) in file.places else len(lines)
+    end = next((line - 1 for line in tops if line - 1 > first), len(lines))
+    while end - 1 > first and not lines[end - 1].startswith((" ", "\t")):  # comments and blanks before the next part
+        end -= 1
+    if first == len(lines) and lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    return "".join((*lines[:first], proof, *lines[end:]))
+
+
+def _plan_in(text: str, path: str) -> Plan | None:
+    try:
+        return parse_plan(text, path).plan
+    except InputError:
+        return None
+
+
+def _deciding(installed: Mapping[str, str]) -> dict[str, str | None]:
+    """The versions that a proof holds for."""
+    return {"torch": installed.get("torch"), "tpplan": __version__, "transformers": installed.get("transformers")}
+
+
+def _release(version: str | None) -> str | None:
+    """A version without its build: 2.13.0+cpu is 2.13.0."""
+    return version and version.partition("+")[0]
+
+
+def _not_updated(path: str) -> InputError:
+    return InputError(
+        Diagnostic(
+            code="TPP101",
+            message="the proof cannot be written into this file's layout; nothing was changed",
+            where=Place(file=path),
+            fix="put the part `proven` on lines of its own, not in braces",
+        )
+    )
