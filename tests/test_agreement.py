@@ -1,7 +1,7 @@
 """Shapes, numerics and a real launch, on the same plans: no stage passes what a later one finds wrong.
 
-Where it can see it. Each case launches tp_size gloo processes. Three of two ranks are run always, one for each way in
-which the stages can agree; the rest takes some minutes and is run by hand, and prints the table:
+Where it can see it. Each case launches tp_size gloo processes, and all take some minutes, so they are run by hand, and
+print the table. The plans of tests/test_launch.py, which are run always, are held to the same there.
 
     python -m pytest -n 0 -s -m sweep tests/test_agreement.py
 """
@@ -45,12 +45,10 @@ WRONG_NUMBERS = ("passed", "failed", "failed")
 RAISES = ("failed", "not-run", "failed")
 MLP_OF_FALCON = {"transformer.h.*.mlp.dense_h_to_4h": "colwise", "transformer.h.*.mlp.dense_4h_to_h": "rowwise"}
 LLAMA = configs.llama(num_attention_heads=8, num_key_value_heads=2)
-ALWAYS = [
+CASES = [
     _case("llama", LLAMA, 2, {}, *RIGHT),
     _case("output left rowwise, two ranks", LLAMA, 2, rules("qkv", SUMMED), *RAISES),
     _case("keys and values alone, two ranks", LLAMA, 2, rules("kv", "colwise_gather_output"), *WRONG_NUMBERS),
-]
-CASES = [
     _case("heads that do not divide", LLAMA, 4, {}, *RAISES),
     _case("replicated attention", LLAMA, 4, rules("qkvo", SUMMED), *RIGHT),
     _case("keys and values alone, whole", LLAMA, 4, rules("kv", SUMMED), *WRONG_NUMBERS),
@@ -93,11 +91,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*ALWAYS, *(pytest.param(case, marks=pytest.mark.sweep) for case in CASES)],
-    ids=lambda case: case.name,
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_stages_agree(case: Case, tmp_path: Path) -> None:
     model = configs.write(tmp_path / "model", case.config)
     plan = Plan(

@@ -19,6 +19,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+import tpplan
 from tests.support import checkpoints
 from tests.support.launches import launched
 from tests.support.time_limit import within
@@ -95,6 +96,14 @@ def codes(report: Report) -> list[str]:
     return [diagnostic.code for diagnostic in report.diagnostics]
 
 
+def agrees(report: Report, given: Plan, shapes: str, numerics: str) -> None:
+    """The stages before the launch, on the same plan: shapes and numerics each say what it is given here."""
+    checked = tpplan.check(given)
+    found = [str(checked.stages[name].status) for name in ("shapes", "numerics")]
+    assert found == [shapes, numerics], [one.to_dict() for one in checked.diagnostics]
+    assert (checked.exit_code == 0) == (report.exit_code == 0)
+
+
 def when_rank_is_there(scratch: Path, rank: int, act: Callable[[RankResult], None]) -> threading.Thread:
     """Call `act` with the first result of a rank, from another thread."""
 
@@ -129,8 +138,10 @@ def test_glm4_at_tp_4_is_repaired_and_right(glm4: Path) -> None:
 
 
 def test_heads_that_do_not_divide_raise_in_the_forward(odd_heads: Path) -> None:
-    report = launched(plan(odd_heads, 2, {}))
+    given = plan(odd_heads, 2, {})
+    report = launched(given)
     assert codes(report) == ["TPP510"]
+    agrees(report, given, "failed", "not-run")
     assert report.exit_code == 1 and report.stages["launch"].status is Status.FAILED
     [diagnostic] = report.diagnostics
     assert diagnostic.message == "both ranks raised RuntimeError in forward"
@@ -147,11 +158,14 @@ def test_gradients_of_summed_replicas_are_tp_size_times_too_large(glm4: Path) ->
     cure = f"give the style `replicate` to {', '.join(sorted(ATTENTION))}"
     assert diagnostic.fix == (cure if "replicate" in known_styles() else "")
     assert [rank["logits_error"] < 1e-5 and rank["tokens_equal"] for rank in report.ranks] == [True] * 2
+    agrees(report, plan(glm4, 2, overrides, purpose="training"), "passed", "failed")
 
 
 def test_keys_and_values_alone_are_wrong_numbers(llama: Path) -> None:
-    report = launched(plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output")))
+    given = plan(llama, 2, dict.fromkeys(ATTENTION[1:3], "colwise_gather_output"))
+    report = launched(given)
     assert codes(report) == ["TPP514"]
+    agrees(report, given, "passed", "failed")
     assert report.diagnostics[0].message == "the logits on both ranks are not the unsharded model's"
     assert [rank["logits_error"] > 0.1 for rank in report.ranks] == [True] * 2
 
@@ -160,6 +174,7 @@ def test_training_with_the_model_s_own_plan_is_right(llama: Path) -> None:
     report = launched(str(llama), 2, purpose="training")
     assert codes(report) == []
     assert report.overrides == {}
+    agrees(report, plan(llama, 2, {}, purpose="training"), "passed", "passed")
     assert [rank["gradients_error"] < 1e-4 for rank in report.ranks] == [True] * 2
 
 
