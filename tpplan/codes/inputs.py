@@ -145,7 +145,9 @@ INPUTS: dict[str, Code] = {
     "TPP119": error(
         "size-out-of-range",
         "a size in the config is outside the range of any model",
-        meaning="A size that decides the structure is below 1, or there are more hidden layers than any model has.",
+        meaning="A size that decides the structure is below 1, or a number of layers, labels, experts, heads, "
+        "positions, columns or pixels is far above that of every known model, in a nested config or a list too. The "
+        "evidence names the bound.",
         reason="No model can be built from it, or building it would take hours.",
         example='tpplan check config.json --tp-size 2\nconfig.json: "num_hidden_layers": 0',
         action="Correct the size in config.json.",

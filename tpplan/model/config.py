@@ -11,6 +11,7 @@ from typing import Any
 
 from tpplan.diagnostics import InputError, Place
 from tpplan.model.auto_class import find_auto_class, remote_code
+from tpplan.model.bounds import refuse_unreal_sizes
 from tpplan.model.config_values import (
     config_value,
     names_read_by,
@@ -30,7 +31,6 @@ from tpplan.units import first_few, joined, one_line
 # Values without which a config describes no particular model; the class default would be another model's.
 DECIDING_FIELDS = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 DTYPE_KEYS = ("dtype", "torch_dtype")  # the name of today, and that of older configs
-MAX_LAYERS = 4096  # far above any model; a larger number is a mistake that would take hours to build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ def load_spec(
     does not exist.
     """
     raw = without_quantization(source.config)
+    refuse_unreal_sizes(source, raw)
     config = _build_config(source, raw, trust_remote_code)
     _require_text_config(source, config)
     _refuse_impossible_values(source, config)
@@ -257,24 +258,17 @@ def _rejected(source: Source, place: Place, error: Exception) -> InputError:
     )
 
 
-def _out_of_range(source: Source, field: str, value: int, limit: str) -> InputError:
-    return source.refused(
-        code="TPP119",
-        message=f"{field} is {value}, must be {limit}, so no model can be built",
-        where=source.place_of(field),
-        evidence=f"{field} = {value}",
-        fix=f"correct the value in {source.called}",
-    )
-
-
 def _refuse_impossible_values(source: Source, config: Any) -> None:
-    layers = config_value(text_config(config), "num_hidden_layers")
-    if isinstance(layers, int) and layers > MAX_LAYERS:
-        raise _out_of_range(source, "num_hidden_layers", layers, f"at most {MAX_LAYERS}")
     for field in DECIDING_FIELDS:
         value = config_value(config, field)
         if isinstance(value, int) and value < 1:
-            raise _out_of_range(source, field, value, "at least 1")
+            raise source.refused(
+                code="TPP119",
+                message=f"{field} is {value}, must be at least 1, so no model can be built",
+                where=source.place_of(field),
+                evidence=f"{field} = {value}",
+                fix=f"correct the value in {source.called}",
+            )
 
 
 def _require_deciding_fields(source: Source, raw: dict, config: Any) -> None:
