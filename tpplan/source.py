@@ -14,6 +14,9 @@ from tpplan.diagnostics import Diagnostic, InputError, Place
 from tpplan.units import one_line
 
 CONFIG_NAME = "config.json"
+WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"  # in the order of from_pretrained
+# The dtypes of weights in which a model can be held, by the names of safetensors.
+TORCH_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 MAX_CONFIG_BYTES = 16 * 2**20
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
@@ -24,7 +27,8 @@ class Source:
 
     name: what the user wrote. config: the parsed config.json. config_file: where it was read (None for a plan's own
     facts). directory: the model's directory, when there is one. checkpoint_keys: names of the tensors in the
-    checkpoint, or None when no checkpoint is at hand. called: what people call the place where `config` stands.
+    checkpoint, or None when no checkpoint is at hand. checkpoint_dtype: the dtype that from_pretrained takes from its
+    weights, as torch names it, None where that is not known. called: what people call the place where `config` stands.
     text: of the config file, None for a plan's own facts.
     """
 
@@ -33,6 +37,7 @@ class Source:
     config_file: str | None = None
     directory: Path | None = None
     checkpoint_keys: frozenset[str] | None = None
+    checkpoint_dtype: str | None = None
     called: str = CONFIG_NAME
     text: str | None = field(default=None, repr=False)
 
@@ -55,7 +60,9 @@ def read_source(name: str) -> Source:
     file, directory = located(name)
     try:
         keys = _checkpoint_keys(directory) if directory else None
-        return _source(name, file, directory=directory, checkpoint_keys=keys)
+        weights = weights_of(name, file, directory)
+        dtype = _checkpoint_dtype(weights) if weights else None
+        return _source(name, file, directory=directory, checkpoint_keys=keys, checkpoint_dtype=dtype)
     except (OSError, ValueError) as error:  # no permission
         raise _not_opened(name, error) from error
 
@@ -76,6 +83,11 @@ def located(name: str) -> tuple[Path, Path | None]:
     if looks_like_path or not HUB_ID.fullmatch(name):
         raise _unreadable(name, "there is no such file or directory, and it is not a hub id")
     return _fetched(name), None
+
+
+def weights_of(name: str, file: Path, directory: Path | None) -> Path | None:
+    """Where weights may lie beside the config that `located` found: not beside a config file that the user named."""
+    return directory or (None if Path(name).exists() else file.parent)
 
 
 def read_config(path: Path) -> dict:
@@ -194,25 +206,37 @@ def _hub_answers(timeout: float = 5.0) -> bool:
 
 
 def _checkpoint_keys(directory: Path) -> frozenset[str] | None:
-    """Tensor names of a safetensors checkpoint, read from the index or from the header, never from the weights."""
-    index = directory / "model.safetensors.index.json"
-    single = directory / "model.safetensors"
-    if index.is_file():
-        weight_map = read_config(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise _unreadable(str(index), "the index has no weight_map")
-        return frozenset(weight_map)
+    """Tensor names of a safetensors checkpoint, read from the header or from the index, never from the weights."""
+    single, index = directory / WEIGHTS_NAME, directory / INDEX_NAME
     if single.is_file():
-        return _safetensors_keys(single)
-    return None
+        return frozenset(_safetensors_dtypes(single))
+    return frozenset(_weight_map(index)) if index.is_file() else None
 
 
-def _safetensors_keys(path: Path) -> frozenset[str]:
+def _checkpoint_dtype(directory: Path) -> str | None:
+    """The dtype of the first weights of the first file, as modeling_utils._get_dtype finds it, from the header."""
+    file, index = directory / WEIGHTS_NAME, directory / INDEX_NAME
+    if not file.is_file() and index.is_file():
+        file = directory / min(map(str, _weight_map(index).values()), default=WEIGHTS_NAME)
+    if not file.is_file():
+        return None
+    return next((TORCH_DTYPES[name] for name in _safetensors_dtypes(file).values() if name in TORCH_DTYPES), None)
+
+
+def _weight_map(index: Path) -> dict:
+    weight_map = read_config(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise _unreadable(str(index), "the index has no weight_map")
+    return weight_map
+
+
+def _safetensors_dtypes(path: Path) -> dict[str, str]:
+    """Name -> dtype of every tensor, as safetensors names it, in the order in which Transformers reads them."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as checkpoint:
-            return frozenset(checkpoint.keys())
+            return {name: checkpoint.get_slice(name).get_dtype() for name in checkpoint.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise _unreadable(str(path), "this is not a safetensors file", evidence=_first_line(error)) from error
 

@@ -72,8 +72,8 @@ QUANTIZED: dict[str, Code] = {
     "TPP336": note(
         "dequantized-at-load",
         "the checkpoint is dequantized while it loads",
-        meaning="There are no kernels for this format on the device, so each rank holds its share of the weights in "
-        "the dtype of the load.",
+        meaning="There are no kernels for this format on the device, or the load does not ask for them, so each rank "
+        "holds its share of the weights in the dtype of the load.",
         reason="An FP8 checkpoint takes twice its size on disk in bfloat16.",
         example='tpplan check config.json --tp-size 2 --depth static\nconfig.json: "quant_method": "fp8"',
         action="Nothing; bytes per rank are already those of the dequantized weights.",

@@ -21,7 +21,7 @@ from tpplan.model.config_values import (
     refuse_unread_counts,
 )
 from tpplan.model.internals import environment_error, versions
-from tpplan.model.quantization import read_scheme
+from tpplan.model.quantization import method_of, read_scheme
 from tpplan.model.quantization.scheme import Scheme
 from tpplan.model.quantization.values import Malformed
 from tpplan.model.quiet import quiet
@@ -41,7 +41,7 @@ class ModelSpec:
     dtype: the dtype the parameters would have, as torch names it. quantization: the quant_method of the checkpoint.
     quantization_config: the value that Transformers would follow, as it stands in config.json. scheme: what it says.
     auto_class_is_chosen: whether the caller named it, and the config alone leads to another or to none.
-    dtype_is_assumed: whether neither caller nor config names the dtype, so that the weights decide.
+    dtype_is_assumed: whether neither caller nor config names the dtype, and the weights that decide are not at hand.
     """
 
     source: Source
@@ -77,8 +77,8 @@ def load_spec(
         source=source,
         config=config,
         auto_class=find_auto_class(source, config, auto_class, trust_remote_code),
-        dtype=dtype or _dtype_of(source, config),
-        dtype_is_assumed=dtype is None and _named_dtype(config) is None,
+        dtype=dtype or _dtype_of(source, config, scheme),
+        dtype_is_assumed=not (dtype or _named_dtype(config) or source.checkpoint_dtype),
         quantization=scheme.method if scheme else None,
         quantization_config=quantization_config,
         scheme=scheme,
@@ -335,12 +335,11 @@ def _fitting_auto_class(source: Source, config: Any) -> str | None:
         return None
 
 
-def _dtype_of(source: Source, config: Any) -> str:
-    """The dtype from_pretrained gives the parameters: the config's own, else torch's default."""
-    import torch
-
+def _dtype_of(source: Source, config: Any, scheme: Scheme | None) -> str:
+    """The dtype from_pretrained gives the parameters: the config's, else the weights', else the most likely."""
     key = next((key for key in DTYPE_KEYS if key in source.config), DTYPE_KEYS[0])
-    return _dtype_name(source, key, _named_dtype(config) or torch.float32)
+    likely = method_of(scheme.method).dtype if scheme else "float32"
+    return _dtype_name(source, key, _named_dtype(config) or source.checkpoint_dtype or likely)
 
 
 def _dtype_name(source: Source, key: str, dtype: Any) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -103,12 +104,12 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
             ),
             model=spec.source.name,
         ) from error
-    itemsize = getattr(torch, spec.dtype).itemsize
     ties = {**(model.all_tied_weights_keys or {})}
     named = dict(model.named_parameters())
     modules = dict(model.named_modules())
     wildcard = internals().wildcard
     packed = _packed_weights(model, spec)
+    is_kept = _kept_in_float32(model, getattr(torch, spec.dtype))
     return Skeleton(
         class_name=type(model).__name__,
         model=model,
@@ -120,7 +121,9 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
             name: Parameter(
                 name=name,
                 shape=tuple(tensor.shape),
-                bytes=quantized_bytes(name, tuple(tensor.shape), packed, itemsize),
+                bytes=quantized_bytes(
+                    name, tuple(tensor.shape), packed, torch.float32.itemsize if is_kept(name) else tensor.itemsize
+                ),
             )
             for name, tensor in named.items()
             if name not in ties
@@ -131,6 +134,20 @@ def build_skeleton(spec: ModelSpec) -> Skeleton:
 def _packed_weights(model: Any, spec: ModelSpec) -> dict[str, Quantized]:
     """The weights that stay as their checkpoint packs them; none where the load dequantizes them."""
     return {} if spec.scheme is None or spec.scheme.dequantized else quantized_weights(model, spec.scheme)
+
+
+def _kept_in_float32(model: Any, dtype: Any) -> Callable[[str], object]:
+    """Whether the load leaves a parameter of this name in float32, as PreTrainedModel._get_dtype_plan says of them."""
+    import torch
+
+    kept: set[str] = set()
+    if dtype == torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if dtype in (torch.float16, torch.bfloat16):
+        kept |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if not kept:
+        return lambda name: False
+    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(kept))).search
 
 
 def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:

@@ -37,8 +37,8 @@ def _read(method: str, values: Values) -> Scheme:
         method=method,
         expert_layout=Layout(stored=mxfp4_bytes, bits=4, block=(1, MX_GROUP), scale_bytes=1),
         ignored=values.names("modules_to_not_convert"),
-        # it has kernels for cpu too, with `use_kernels=True`, which a load with a DistributedConfig does not ask for
-        dequantized="quantizers/quantizer_mxfp4.py dequantizes where it has no kernels",
+        dequantized="quantizers/quantizer_mxfp4.py keeps the blocks on cpu only with triton 3.5.0 or newer, the "
+        "package kernels and use_kernels=True, and on tpu never",
     )
 
 
@@ -47,6 +47,11 @@ def _failure(scheme: Scheme, weight: Quantized, cut_dim: int | None) -> Failure 
 
 
 MXFP4 = Method(
-    read=_read, facts=("dequantize",), lists=("modules_to_not_convert",), failure=_failure, fused_experts=True
+    read=_read,
+    facts=("dequantize",),
+    lists=("modules_to_not_convert",),
+    failure=_failure,
+    fused_experts=True,
+    dtype="bfloat16",  # gpt-oss names no dtype, and its other weights are so
 )
 NVFP4 = Method(failure_with_any_plan=lambda scheme: REFUSED)  # how its checkpoints are stored is not described here

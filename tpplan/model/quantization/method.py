@@ -81,6 +81,7 @@ class Method:
     spreads_scales: whether dequantizing gives each scale of a rank an equal part of the rank's slice.
     fused_experts: whether the checkpoint has the experts fused as (experts, out, in), and the model transposes them.
     dropped_rules: the rules of the model's own plan, from its config, that the quantizer takes away; sorted.
+    dtype: of the weights that are not quantized, where neither config nor checkpoint says.
     """
 
     read: Callable[[str, Values], Scheme] = lambda name, values: Scheme(method=name)
@@ -93,3 +94,4 @@ class Method:
     spreads_scales: bool = False
     fused_experts: bool = False
     dropped_rules: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    dtype: str = "float32"
