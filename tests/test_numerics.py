@@ -464,3 +464,15 @@ class TestMiniatureOfEveryGradientError:
         size = Size(tp_size=tp_size, hidden=Hidden.NARROW, towers=Towers.NARROW, layers=(0, 3))
         small, _ = shrink(config, config, size)
         assert (small["linear_key_head_dim"], small["linear_value_head_dim"]) == (width, width)
+
+
+def test_mamba_heads_follow_the_hidden_size() -> None:
+    """Their class asks for heads that are the expanded hidden size together; full widths would be too large to run."""
+    mamba = {"mamba_n_heads": 16, "mamba_d_head": 256, "mamba_expand": 2, "mamba_d_state": 16, "mamba_chunk_size": 16}
+    kinds = {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 96, "num_local_experts": 2}
+    config = configs.llama(model_type="granitemoehybrid", hidden_size=2048, num_experts_per_tok=1, **mamba, **kinds)
+    config = {key: value for key, value in config.items() if key != "head_dim"} | {"num_hidden_layers": 2}
+    made = miniature(config, 2)
+    small = made.spec.config
+    assert small.hidden_size < 2048
+    assert small.mamba_n_heads == 16 and 16 * small.mamba_d_head == 2 * small.hidden_size

@@ -47,6 +47,13 @@ VOCODER = ("upsample_initial_channel",)  # halved by each upsampling
 LINEAR_HEADS = ("linear_num_heads", "linear_num_key_heads", "linear_num_value_heads")
 LINEAR_WIDTHS = ("linear_head_dim", "linear_key_head_dim", "linear_value_head_dim")
 LINEAR_FOLD, LINEAR_FLOOR = 8, 8
+# Heads of Mamba: so many, of such a width, that together are the hidden size times this, or have a width of their own.
+MAMBA_HEAD, MAMBA_HEADS, MAMBA_EXPAND, MAMBA_OWN_WIDTH = (
+    ("mamba_d_head",),
+    "mamba_n_heads",
+    "mamba_expand",
+    "mamba_d_ssm",
+)
 EMBEDDING_WIDTH = ("word_embed_proj_dim",)  # where it is not the hidden size, there is a projection between the two
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
@@ -217,6 +224,19 @@ def _linear_width(part: Part, value: int) -> int:
     return narrow if value % LINEAR_FOLD == 0 and narrow >= LINEAR_FLOOR and alike else value
 
 
+def _is_mamba_head_of_hidden(part: Part, value: Any) -> bool:
+    """Whether the heads of Mamba are the expanded hidden size, which their class then asks for."""
+    heads, expand = (config_value(part.config, name) for name in (MAMBA_HEADS, MAMBA_EXPAND))
+    if not (is_count(heads) and is_count(expand) and part.own.full and part.own.small):
+        return False
+    own = config_value(part.config, MAMBA_OWN_WIDTH) is not None
+    return not own and heads * value == expand * part.own.full and expand * part.own.small % heads == 0
+
+
+def _mamba_head(part: Part, value: int) -> int:
+    return config_value(part.config, MAMBA_EXPAND) * (part.own.small or 0) // config_value(part.config, MAMBA_HEADS)
+
+
 def _has_sections(part: Part, value: Any) -> bool:
     return isinstance(value, dict) and _has_narrow_heads(part, value) and bool(SECTIONS in value or part.size.sections)
 
@@ -269,6 +289,7 @@ TEXT = (
     Row(UNPADDED, _unpadded),
     Row(TOKENS, lambda part, value: min(value, 2), _is_token),
     Row(LINEAR_WIDTHS, _linear_width),
+    Row(MAMBA_HEAD, _mamba_head, _is_mamba_head_of_hidden),
     Row(EMBEDDING_WIDTH, lambda part, value: part.own.small, _is_own_width),
     Row(LOW_RANK, _to(LOW_RANK_FLOOR)),
     Row(HIDDEN, lambda part, value: part.own.of(value), lambda part, value: is_count(value)),
