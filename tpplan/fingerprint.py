@@ -17,7 +17,7 @@ from tpplan.files import read_regular
 from tpplan.plain import to_plain
 from tpplan.plan_files.document import Plan
 from tpplan.request import Request
-from tpplan.source import located
+from tpplan.source import located, weights_of
 
 DECIDING = ("torch", "transformers")  # and torch_tpu, where it is installed
 ABSENT = "absent"
@@ -66,9 +66,9 @@ def model_content(request: Request, name: str) -> str:
         parts = {"config": _content(file)}
         if request.trust_remote_code and directory is None:
             raise NotKnown("code of a hub repository or beside a file")
-        if directory is not None:
-            parts |= {path.name: _content(path) for path in sorted(directory.glob("*.index.json"))}
-            parts |= {path.name: _header(path) for path in sorted(directory.glob("*.safetensors"))}
+        if weights := weights_of(name, file, directory):
+            parts |= {path.name: _content(path) for path in sorted(weights.glob("*.index.json"))}
+            parts |= {path.name: _header(path) for path in sorted(weights.glob("*.safetensors"))}
         if directory is not None and request.trust_remote_code:
             parts |= {str(path): _content(path) for path in sorted(directory.rglob("*.py"))}
             if "--" in file.read_text(encoding="utf-8"):  # auto_map may lead to code of another repository
