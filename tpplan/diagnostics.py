@@ -151,7 +151,7 @@ class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
     plan: the plan file that was judged, as the user gave it. memory: None where it was not asked for. ranks: what each
-    rank of a launch measured, as report.schema.json says.
+    rank of a launch measured, as report.schema.json says. dtype: that bytes_per_rank counts.
     remembered: the day, as YYYY-MM-DD, on which the stages ran, where they did not run for this answer.
     """
 
@@ -167,6 +167,7 @@ class Report:
     ranks: tuple[dict, ...] = ()
     remembered: str | None = None
     plan: str | None = None
+    dtype: str | None = None
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -210,6 +211,7 @@ class Report:
             "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
             "diagnostics": [diagnostic.to_dict() for diagnostic in self.diagnostics],
             "bytes_per_rank": self.bytes_per_rank.to_dict() if self.bytes_per_rank else None,
+            **({"dtype": self.dtype} if self.dtype else {}),
             "overrides": dict(self.overrides),
         }
         shown |= {"memory": self.memory.to_dict()} if self.memory else {}

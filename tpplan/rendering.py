@@ -47,7 +47,9 @@ def as_text(report: Report) -> Text:
     if report.bytes_per_rank:
         share = report.bytes_per_rank
         held, whole, ideal = in_one_unit(share.parameters, share.whole, share.ideal)
-        text.append(f"bytes    {held} of parameters per rank (even split {ideal}), {whole} replicated\n")
+        text.append(
+            f"bytes    {held} of parameters in {report.dtype} per rank (even split {ideal}), {whole} replicated\n"
+        )
     if report.memory:
         text.append(memory_text(report.memory))
     if report.is_bad_usage:  # there is nothing that a verdict could be about

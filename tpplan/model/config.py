@@ -55,6 +55,12 @@ class ModelSpec:
     auto_class_is_chosen: bool = False
     dtype_is_assumed: bool = False
 
+    @property
+    def loaded_as(self) -> str:
+        """The dtype that weights have on a device, and the method of those that stay as their checkpoint packs them."""
+        packed = self.scheme is not None and not self.scheme.dequantized
+        return f"{self.dtype} and {self.quantization}" if packed else self.dtype
+
 
 def load_spec(
     source: Source, *, auto_class: str | None = None, dtype: str | None = None, trust_remote_code: bool = False

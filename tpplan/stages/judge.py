@@ -75,6 +75,7 @@ class Judgement:
             stages=self.stages,
             diagnostics=self.diagnostics,
             bytes_per_rank=self.share,
+            dtype=self.subject.spec.loaded_as,
             memory=self.costs.memory if self.costs else None,
             overrides=dict(sorted(self.subject.sharding.overrides.items())),
             ranks=self.ranks,
