@@ -87,12 +87,12 @@ def changed_modules() -> list[str]:
 
 
 def run(tests: list[str]) -> int:
-    """Run these files in this process, up to the first failure. Returns pytest's exit code."""
+    """Run these files in this process, not in workers, up to the first failure. Returns pytest's exit code."""
     import pytest
 
     sys.dont_write_bytecode = True
     os.chdir(ROOT)
-    return int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]))
+    return int(pytest.main(["-x", "-q", "-n", "0", "--no-header", "-p", "no:cacheprovider", *tests]))
 
 
 def ask(tests: list[str]) -> int:
