@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOCKET = Path(tempfile.gettempdir()) / f"tpplan-mutation-{hashlib.sha1(str(ROOT).encode()).hexdigest()[:12]}.sock"
 
 PROOF = ("test_numerics_faults", "test_numerics", "test_outcomes")
-PLANS = ("test_outcomes", "test_remedy", "test_main_job", "test_costs", "test_extend", "test_experts")
+PLANS = ("test_remedy", "test_outcomes", "test_experts", "test_extend", "test_costs", "test_one_verdict")
+PLANS += ("test_main_job",)
 STATIC = ("test_configs", "test_main_job", "test_outcomes", "test_cases", "test_properties")
 # The longest beginning of a module's path counts. The first file to fail ends the run, so the quickest come first.
 TESTS: dict[str, tuple[str, ...]] = {
@@ -53,12 +54,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tpplan/miniature": ("test_numerics_faults", "test_numerics"),
     "tpplan/model/simulation": PROOF,
     "tpplan/planner": PLANS,
-    "tpplan/planner/candidates": ("test_costs", "test_outcomes"),
+    "tpplan/planner/candidates": ("test_judgement", "test_costs", "test_outcomes"),
     "tpplan/planner/extend": ("test_extend",),
     "tpplan/stages/difference": ("test_difference",),
-    "tpplan/stages/judge": ("test_shapes_faults", *PROOF, "test_cases"),
+    "tpplan/stages/judge": ("test_judgement", *PROOF, "test_one_verdict", "test_cases"),
+    "tpplan/stages/bench": ("test_judgement", "test_remedy", "test_costs"),
+    "tpplan/stages/result": ("test_judgement", "test_remedy"),
     "tpplan/stages/load": PROOF,
-    "tpplan/stages/causes": ("test_one_verdict", "test_one_fault"),
+    "tpplan/stages/causes": ("test_judgement", "test_one_fault", "test_one_verdict"),
     "tpplan/stages/comparison": PROOF,
     "tpplan/stages/costs": ("test_memory_bounds", "test_costs"),
     "tpplan/stages/full_size": ("test_shapes_faults", "test_repeats", "test_main_job"),

@@ -164,6 +164,20 @@ class TestOfAPlanFile:
             tpplan.distributed_config(plan)
         assert code in {error.code for error in caught.value.report.errors}
 
+    def test_whose_numbers_alone_are_wrong(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    ) -> None:
+        """Neither arithmetic nor a run without weights tells."""
+        plan = write_plan(tmp_path, RIGHT, 2)
+        faults.add_to_logits(monkeypatch, 1, 2, 1.0)
+        assert main(["check", plan, "--depth", "shapes"]) == 0
+        capsys.readouterr()
+        assert main(["compile", plan]) == 1
+        assert capsys.readouterr().out == ""
+        with pytest.raises(tpplan.PlanError) as caught:
+            tpplan.distributed_config(plan)
+        assert [error.code for error in caught.value.report.errors] == ["TPP501"]
+
 
 class TestSizes:
     """GPT-2 has no plan: it runs on 1 rank, and nothing tpplan knows makes it run on more."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic
 from tpplan.model.skeleton import wildcard
 from tpplan.stages.result import FaultKind
@@ -38,7 +37,7 @@ def cause_of(said: Iterable[Diagnostic], kind: FaultKind, module: str) -> Diagno
     """The error among `said` that explains a failure of this kind in `module`, or None."""
     for diagnostic in said:
         cause = CAUSES.get(diagnostic.code)
-        if diagnostic.severity is not Severity.ERROR or cause is None or kind not in cause.kinds:
+        if cause is None or kind not in cause.kinds:
             continue
         if not cause.nearby or _is_inside(module, _block(diagnostic)):
             return diagnostic
