@@ -81,6 +81,12 @@ class TestRepairedAndWrong:
             assert "TPP501" in {error.code for error in caught.value.report.errors}
             assert str(caught.value.report.verdict) == "fail"
 
+    def test_nor_offered(self, cut: str) -> None:
+        """Not for a check without numbers either: what is offered is run with them."""
+        (error,) = tpplan.check(cut, 4, depth="shapes").errors
+        assert error.fix == "without overrides, tp_size 1 works"
+        assert "no repair is known: strategy replicate was tried on model.layers.*.self_attn" in error.evidence
+
     def test_nor_launched(self, cut: str, capsys: pytest.CaptureFixture) -> None:
         assert main(["verify", cut, "--tp-size", "4", "--format", "json"]) == 1
         document = json.loads(capsys.readouterr().out)

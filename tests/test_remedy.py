@@ -10,9 +10,10 @@ import pytest
 from tests.support import configs
 from tests.support.subjects import rules, subject
 from tpplan.checks.heads import dividing_sizes
+from tpplan.choices import Device
 from tpplan.diagnostics import Report, Stage, Status
 from tpplan.model.releases import transformers_version
-from tpplan.planner import remedy, repair
+from tpplan.planner import remedy, repair, solve
 from tpplan.planner.remedy import MAX_RANKS_FOR_REPAIR, with_fixes
 from tpplan.stages.bench import Bench
 from tpplan.stages.judge import judge
@@ -172,3 +173,72 @@ def test_signals_without_a_name_have_their_number() -> None:
 
 def test_counts_show_what_they_count() -> None:
     assert [count(number) for number in (7, 78_144, 1_500_000, 30_530_000_000)] == ["7", "78.14K", "1.50M", "30.53B"]
+
+
+class TestLargerSizes:
+    """Llama-2-70B has 128.5 GiB of parameters: split evenly over 8 v5e they are 16.06 GiB, of 16."""
+
+    @pytest.mark.parametrize(
+        ("tp_size", "training", "sizes"), [(4, False, [16, 32]), (16, False, [32, 64]), (4, True, [32, 64])]
+    )
+    def test_of_the_device_where_an_even_split_fits(self, tp_size: int, training: bool, sizes: list[int]) -> None:
+        large = subject(configs.llama_2_70b(), tp_size, training=training)
+        assert remedy._larger_sizes(replace(large, device=Device.TPU_V5E)) == sizes
+
+    @pytest.mark.parametrize(
+        ("training", "short", "fits"),
+        [(False, 0, True), (False, 1, False), (True, 0, True), (True, 1, False)],
+    )
+    def test_an_even_split_to_the_byte(
+        self, monkeypatch: pytest.MonkeyPatch, training: bool, short: int, fits: bool
+    ) -> None:
+        """On two ranks, half of the parameters on each; for training as much again for gradients."""
+        given = subject(configs.llama(), 2, training=training)
+        needed = given.skeleton.bytes if training else given.skeleton.bytes // 2
+        monkeypatch.setattr(solve, "resolve", lambda _: SimpleNamespace(hbm_bytes=needed - short))
+        assert solve.could_fit(given) is fits
+
+    def test_a_device_without_a_size_fits_all(self) -> None:
+        assert solve.could_fit(subject(configs.llama_2_70b(), 1))
+
+
+PASSES, SOUND, FAILS = (True, True), (True, False), (False, False)
+
+
+@pytest.mark.parametrize(
+    ("ways", "with_rules", "asked", "fits", "taken"),
+    [
+        ([PASSES, PASSES], PASSES, {}, True, 0),
+        ([FAILS, PASSES], PASSES, {}, True, 0),
+        ([SOUND, PASSES, PASSES], PASSES, {}, True, 1),
+        ([SOUND, SOUND, PASSES], PASSES, {}, True, 2),
+        ([SOUND, FAILS, PASSES], PASSES, {}, True, 2),
+        ([SOUND, SOUND], PASSES, {}, True, "with rules"),
+        ([SOUND], PASSES, {}, True, "with rules"),
+        ([SOUND, SOUND], SOUND, {}, True, 0),
+        ([SOUND, FAILS], FAILS, {}, True, 0),
+        ([SOUND, PASSES], PASSES, {}, False, 0),
+        ([SOUND], PASSES, {"strategy": "gather"}, True, 0),
+        ([SOUND], PASSES, {"extend": True}, True, 0),
+        ([SOUND, SOUND], PASSES, {"extend": True}, True, 0),
+    ],
+)
+def test_the_first_way_that_passes_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    ways: list[tuple[bool, bool]],
+    with_rules: tuple[bool, bool],
+    asked: dict,
+    fits: bool,
+    taken: object,
+) -> None:
+    """Each way is (sound, passed). Others than the first are tried only where it is sound and could fit."""
+
+    def made(name: object, outcome: tuple[bool, bool]) -> SimpleNamespace:
+        return SimpleNamespace(name=name, judgement=SimpleNamespace(sound=outcome[0], passed=outcome[1]))
+
+    tried = (made(number, way) for number, way in enumerate(ways))
+    monkeypatch.setattr(solve, "by_strategy", lambda *_, **__: tried)
+    monkeypatch.setattr(solve, "extended", lambda *_: made("with rules", with_rules))
+    monkeypatch.setattr(solve, "could_fit", lambda _: fits)
+    given = subject(configs.llama(), 4)
+    assert solve.solve(given, **{"strategy": None, "bench": Bench(given), **asked}).name == taken
