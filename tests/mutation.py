@@ -50,7 +50,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tpplan/checks/targets": ("test_targets", "test_cases"),
     "tpplan/launch/compare": ("test_difference", "test_launch_report"),
     "tpplan/launch/findings": ("test_launch_report", "test_outcomes"),
-    "tpplan/launch/verify": ("test_outcomes", "test_launch"),
+    "tpplan/launch/verify": ("test_judgement", "test_outcomes", "test_launch"),
     "tpplan/miniature": ("test_numerics_faults", "test_numerics"),
     "tpplan/model/simulation": PROOF,
     "tpplan/planner": PLANS,

@@ -15,6 +15,8 @@ from tests.support.subjects import rules, subject
 from tpplan.choices import Optimize
 from tpplan.codes import CODES, Severity
 from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report, Stage, Status
+from tpplan.launch import verify
+from tpplan.launch.options import LaunchOptions
 from tpplan.planner.candidates import Candidate, best
 from tpplan.stages.bench import Bench
 from tpplan.stages.causes import CAUSES, cause_of, with_evidence
@@ -56,6 +58,26 @@ def test_sound_and_passed(marks: str, codes: tuple[str, ...], sound: bool, passe
     """Sound is all but memory; what did not run is neither."""
     made = judgement(marks, *codes)
     assert (made.sound, made.passed) == (sound, passed)
+
+
+@pytest.mark.parametrize(
+    ("marks", "codes", "status", "verdict"),
+    [
+        ("+++", (), "passed", "pass"),
+        ("++?", (), "passed", "incomplete"),
+        ("++-", (), "not-run", "fail"),
+        ("+++", ("TPP340",), "not-run", "fail"),
+    ],
+)
+def test_what_fails_is_not_launched(
+    monkeypatch: pytest.MonkeyPatch, marks: str, codes: tuple[str, ...], status: str, verdict: str
+) -> None:
+    launched = verify.LaunchResult(stage=Stage(status=Status.PASSED), ranks=({"rank": 0},))
+    monkeypatch.setattr(verify, "launch_stage", lambda *_: launched)
+    report = verify.launched(judgement(marks, *codes), LaunchOptions(), dtype_is_asked_for=False).report()
+    assert list(report.stages) == [*NAMES, "launch"]
+    assert (str(report.stages["launch"].status), str(report.verdict)) == (status, verdict)
+    assert len(report.ranks) == (status == "passed")
 
 
 FAULTS = {kind: Fault(kind=kind) for kind in (FaultKind.HEADS, FaultKind.FORWARD, FaultKind.NUMBERS)}
