@@ -40,7 +40,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tpplan/rendering": ("test_usage", "test_cases", "test_schema"),
     "tpplan/targets": ("test_targets", "test_memory_bounds"),
     "tpplan/subject": STATIC,
-    "tpplan/engine": ("test_one_verdict", "test_outcomes", "test_usage", "test_costs", "test_main_job"),
+    "tpplan/engine": ("test_judgement", "test_outcomes", "test_costs", "test_one_verdict", "test_usage"),
     "tpplan/api": ("test_outcomes", "test_usage", "test_main_job"),
     "tpplan/checks": STATIC,
     "tpplan/checks/experts": ("test_experts", "test_cases"),

@@ -6,18 +6,22 @@ Each is a table with what must come out written.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support import configs
 from tests.support.subjects import rules, subject
+from tpplan import engine
 from tpplan.choices import Optimize
 from tpplan.codes import CODES, Severity
-from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, Report, Stage, Status
+from tpplan.diagnostics import BytesPerRank, Diagnostic, Memory, Place, PlanError, Report, Stage, Status
 from tpplan.launch import verify
 from tpplan.launch.options import LaunchOptions
+from tpplan.planner import candidates
 from tpplan.planner.candidates import Candidate, best
+from tpplan.request import Request
 from tpplan.stages.bench import Bench
 from tpplan.stages.causes import CAUSES, cause_of, with_evidence
 from tpplan.stages.costs import Costs
@@ -298,3 +302,48 @@ class TestBest:
 
     def test_of_equals_the_first(self) -> None:
         assert best([self.MIDDLE, replace(self.MIDDLE)], Optimize.MEMORY) is self.MIDDLE
+
+
+@pytest.mark.parametrize(
+    ("marks", "strategy", "optimize", "chosen", "exit_code"),
+    [
+        ("++", None, None, "replicate", 0),
+        ("++", "replicate", None, "replicate", 0),
+        ("++", "gather", None, "gather", 0),
+        ("++", "another that leads to the same plan", None, "replicate", 0),
+        ("-+", None, None, "gather", 0),
+        ("?+", None, None, "gather", 0),
+        ("-+", "replicate", None, "replicate", 1),
+        ("+-", "gather", None, "gather", 1),
+        ("--", None, None, "replicate", 1),
+        ("++", "replicate", Optimize.MEMORY, "gather", 0),
+        ("+-", "gather", Optimize.MEMORY, "replicate", 0),
+        ("--", None, Optimize.MEMORY, "replicate", 1),
+    ],
+)
+def test_the_strategy_that_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+    marks: str,
+    strategy: str | None,
+    optimize: Optimize | None,
+    chosen: str,
+    exit_code: int,
+) -> None:
+    """The one asked for, or the first that passes, or the best; gathered attention has the fewest bytes here."""
+    names = {"replicate": (9, 1), "gather": (1, 1)}
+    tried = [
+        (SimpleNamespace(strategy=name), candidate(name, STATUSES[mark], held=held))
+        for mark, (name, held) in zip(marks, names.items(), strict=True)
+    ]
+    monkeypatch.setattr(candidates, "all_strategies", lambda *_, **__: tried)
+    monkeypatch.setattr(engine, "_opened_model", lambda _: (None, None))
+    monkeypatch.setattr(engine, "_found", lambda _, made: engine.Found(report=None, plan=None, strategy=made.strategy))
+    request = Request(what="model", tp_size=2)
+    if exit_code:
+        with pytest.raises(PlanError) as caught:
+            engine.compare_strategies(request, strategy, optimize, False)
+        (wanted,) = [one for _, one in tried if one.strategy == chosen]
+        assert caught.value.report is wanted.report
+        return
+    found = engine.compare_strategies(request, strategy, optimize, False)
+    assert (found.strategy, found.chosen.strategy, len(found.candidates)) == (chosen, chosen, 2)
