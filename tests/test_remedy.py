@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.support import configs
 from tests.support.subjects import rules, subject
+from tpplan.answers import Attempt
 from tpplan.checks.heads import dividing_sizes
 from tpplan.choices import Device
 from tpplan.diagnostics import Report, Stage, Status
@@ -242,3 +244,93 @@ def test_the_first_way_that_passes_is_taken(
     monkeypatch.setattr(solve, "could_fit", lambda _: fits)
     given = subject(configs.llama(), 4)
     assert solve.solve(given, **{"strategy": None, "bench": Bench(given), **asked}).name == taken
+
+
+def outcome(given: Subject, *, sound: bool, passed: bool | None = None, key: object = None, held: int = 100) -> Any:
+    """A judgement as far as repairs read one. key: what failed. held: bytes per rank, of an even split of 50."""
+    fault = None if sound else SimpleNamespace(key=key)
+    share = SimpleNamespace(parameters=held, ideal=50)
+    passed = sound if passed is None else passed
+    return SimpleNamespace(subject=given, sound=sound, passed=passed, fault=fault, share=share)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "fix"),
+    [
+        ([(True, False), (True, True)], "--tp-size 8 --device tpu-v5e writes a plan that fits"),
+        ([(True, False), (True, False), (True, True)], "--tp-size 16 --device tpu-v5e writes a plan that fits"),
+        ([(True, False), (False, False), (True, True)], "--tp-size 16 --device tpu-v5e writes a plan that fits"),
+        ([(True, False), (True, False), (True, False), (True, False)], ""),
+    ],
+)
+def test_the_smallest_size_whose_plan_passes_is_offered(
+    monkeypatch: pytest.MonkeyPatch, outcomes: list[tuple[bool, bool]], fix: str
+) -> None:
+    """What is tried are the plans at tp_size, then at 8, 16 and so on; each is (sound, passed)."""
+    given = replace(subject(configs.llama(), 4), device=Device.TPU_V5E)
+    monkeypatch.setattr(remedy, "_larger_sizes", lambda _: [8, 16, 32])
+    asked = []
+
+    def solved(at: Subject, *_: object) -> SimpleNamespace:
+        sound, passed = outcomes[len(asked)]
+        asked.append(at.sharding.tp_size)
+        return SimpleNamespace(judgement=outcome(at, sound=sound, passed=passed))
+
+    monkeypatch.setattr(remedy, "solve", solved)
+    assert fix in remedy._for_memory(outcome(given, sound=True), Bench(given)).fix
+    assert asked == [4, 8, 16, 32][: len(outcomes)]
+
+
+class TestStepsOfARepair:
+    """Which of its proposals a repair takes, by what the stages say of each."""
+
+    def proposals(self, *blocks: str) -> list[Attempt]:
+        return [Attempt(block=block, reason="it fails", overrides={block: "replicate"}) for block in blocks]
+
+    @pytest.mark.parametrize(
+        ("says", "taken", "refused"),
+        [
+            ({"a": "again", "b": None}, ["b"], ["a"]),
+            ({"a": None, "b": None}, ["a"], []),
+            ({"a": "again", "b": "again"}, [], ["a", "b"]),
+            ({"a": "other", "b": None}, ["a", "b"], ["a"]),
+        ],
+    )
+    def test_one_that_fails_as_before_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, says: dict[str, str | None], taken: list[str], refused: list[str]
+    ) -> None:
+        """says: block -> what the plan fails with once the proposal for it is in; None: it is sound."""
+        given = subject(configs.llama(), 2)
+
+        def judged(tried: Subject, *_: object, **__: object) -> SimpleNamespace:
+            last = [says[rule] for rule in says if rule in tried.sharding.overrides]
+            key = last[-1] if last else "again"
+            return outcome(tried, sound=key is None, key=key, held=50)
+
+        monkeypatch.setattr(repair, "judge", judged)
+        monkeypatch.setattr(repair, "propose", lambda *_: self.proposals("a", "b"))
+        made = repair.repair(given, bench=Bench(given))
+        assert [attempt.block for attempt in made.attempts] == taken
+        assert [attempt.block for attempt in made.refused] == refused
+
+    @pytest.mark.parametrize(
+        ("before", "after", "shared"),
+        [
+            ({"sound": True}, {"sound": True, "held": 60}, True),
+            ({"sound": True}, {"sound": False, "held": 60}, False),
+            ({"sound": True}, {"sound": True, "held": 100}, False),
+            ({"sound": True, "held": 50}, {"sound": True, "held": 40}, False),
+            ({"sound": False}, {"sound": True, "held": 60}, False),
+        ],
+    )
+    def test_experts_are_shared_where_that_is_sound_and_saves(
+        self, monkeypatch: pytest.MonkeyPatch, before: dict, after: dict, shared: bool
+    ) -> None:
+        given = subject(configs.llama(), 2)
+        monkeypatch.setattr(
+            repair, "judge", lambda tried, *_, **__: outcome(tried, **(after if tried.sharding.ep_size else before))
+        )
+        monkeypatch.setattr(repair, "propose", lambda *_: [])
+        monkeypatch.setattr(repair, "share_experts", lambda *_: [Attempt(block="experts", reason="it", ep_size=2)])
+        made = repair.repair(given, bench=Bench(given))
+        assert [attempt.ep_size for attempt in made.attempts] == [2] * shared
