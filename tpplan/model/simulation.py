@@ -12,6 +12,8 @@ from tpplan.model.internals import internals
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding, build_on_meta, shard, tie
 
+STORAGE_OF_VIEWS = "_correct_storage_aliasing"  # of torch.utils._python_dispatch
+
 
 @contextmanager
 def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
@@ -21,7 +23,7 @@ def simulated(spec: ModelSpec, sharding: Sharding, whole: Any) -> Iterator[Any]:
     """
     import torch
 
-    with one_thread(), fake_rank(0, sharding.tp_size), _sizes_without_hints():
+    with one_thread(), fake_rank(0, sharding.tp_size), _sizes_without_hints(), _views_for_eager_code():
         model = build_on_meta(spec, torch.float32)
         with internals().LocalTensorMode(sharding.tp_size):
             model = shard(model, sharding)
@@ -65,6 +67,22 @@ def _sizes_without_hints() -> Iterator[None]:
         yield
         return
     with mock.patch.object(size, "has_hint", lambda _: False, create=True):
+        yield
+
+
+@contextmanager
+def _views_for_eager_code() -> Iterator[None]:
+    """Leave out that torch gives the simulator's tensor the storage of the one that it is a view of.
+
+    torch does it for its compiler, by an operation on every rank for each view. What runs eagerly never looks at that
+    storage: autograd knows views by itself, and the ranks' own tensors share theirs in any case.
+    """
+    import torch.utils._python_dispatch as dispatch
+
+    if not hasattr(dispatch, STORAGE_OF_VIEWS):
+        yield
+        return
+    with mock.patch.object(dispatch, STORAGE_OF_VIEWS, lambda *_: None):
         yield
 
 
