@@ -130,6 +130,7 @@ class _Comparison:
         self._gradients: list[GradientFault] = []
         self._skipped: dict[Part, str] = {}
         self._largest = 0.0
+        self._prefilled: tuple[Any, Any] = (None, None)
         self.differences: list[WrongLogits] = []
 
     def result(self, started: float, **outcome: Any) -> Numerics:
@@ -148,9 +149,10 @@ class _Comparison:
 
         with torch.no_grad():
             with on_one_device():
-                expected = main_output(runnable(self._whole)(**self._inputs))
-            found = main_output(runnable(model)(**self._inputs))
-        wrong = self._compare(Part.FORWARD, expected, found)
+                expected = runnable(self._whole)(**self._inputs)
+            found = runnable(model)(**self._inputs)
+        self._prefilled = expected, found
+        wrong = self._compare(Part.FORWARD, main_output(expected), main_output(found))
         self._ran.append(Part.FORWARD)
         if wrong:
             with torch.no_grad():
@@ -158,19 +160,25 @@ class _Comparison:
             self.differences.append(replace(wrong, module=module))
 
     def decode(self, model: Any, part: Part) -> None:
-        """Prefill, then one token with the cache; skipped where the unsharded model cannot do it either."""
+        """Prefill, then one token with the cache; skipped where the unsharded model cannot do it either.
+
+        The forward before is the prefill of a dynamic cache, where both models keep one without being asked.
+        """
         import torch
 
+        whole_prefill, prefill = self._prefilled if part is Part.DYNAMIC_CACHE else (None, None)
+        if not (_cache(whole_prefill) and _cache(prefill)):
+            whole_prefill = prefill = None
         with torch.no_grad():
             try:
                 with on_one_device():
-                    expected = _decode(self._whole, self._inputs, part)
+                    expected = _decode(self._whole, self._inputs, part, whole_prefill)
             except Exception as error:  # models without such a cache refuse it in many ways
                 if out_of_memory(error):
                     raise
                 self._skipped[part] = f"the unsharded model raises {type(error).__name__}"
                 return
-            found = _decode(model, self._inputs, part)
+            found = _decode(model, self._inputs, part, prefill)
         wrong = self._compare(part, expected, found)
         self._ran.append(part)
         if wrong:
@@ -266,8 +274,12 @@ def _joined(ranks: list[Any], whole: Any) -> list[Any] | None:
     return None
 
 
-def _decode(model: Any, inputs: dict[str, Any], part: Part) -> Any:
-    """Logits of one token after a prefill of PREFILL tokens, through the cache."""
+def _cache(output: Any) -> Any:
+    return getattr(output, "past_key_values", None)
+
+
+def _decode(model: Any, inputs: dict[str, Any], part: Part, prefill: Any = None) -> Any:
+    """Logits of one token through the cache, after `prefill`, or else after one of PREFILL tokens."""
     model = runnable(model)
     ids = inputs["input_ids"]
     extra = {}
@@ -275,7 +287,7 @@ def _decode(model: Any, inputs: dict[str, Any], part: Part) -> Any:
         raise ValueError("encoder-decoder models keep their cache elsewhere")
     if part is Part.STATIC_CACHE:
         extra["past_key_values"] = static_cache(model.config, PREFILL + 4)
-    first = model(input_ids=ids[:, :PREFILL], use_cache=True, **extra)
+    first = prefill or model(input_ids=ids[:, :PREFILL], use_cache=True, **extra)
     return main_output(model(input_ids=ids[:, PREFILL : PREFILL + 1], past_key_values=first.past_key_values))
 
 
