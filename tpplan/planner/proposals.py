@@ -11,7 +11,7 @@ from tpplan.model.attention import attention_blocks
 from tpplan.model.skeleton import known_styles, style_of, wildcard
 from tpplan.planner.strategies import GRADIENTS_SUMMED, GRADIENTS_WHOLE, REPLICATE, overrides_for
 from tpplan.stages.result import Fault, FaultKind, GradientError
-from tpplan.styles import STYLES, WHOLE_STYLES, Flow
+from tpplan.styles import STYLES, UNTOUCHED, WHOLE_STYLES, Flow
 from tpplan.subject import Subject
 
 SUMS_EXPERTS = "moe_tp_experts"
@@ -72,7 +72,9 @@ def share_experts(subject: Subject, reason: str) -> Iterator[Attempt]:
     if subject.sharding.ep_size or subject.sharding.tp_size == 1:
         return
     plan = {rule: style for rule, style in subject.skeleton.expert_plan.items() if rule in subject.skeleton.rules}
-    if plan and experts_divide(subject, subject.sharding.tp_size):
+    if any(STYLES.get(style, UNTOUCHED).experts for style in plan.values()) and experts_divide(
+        subject, subject.sharding.tp_size
+    ):
         yield Attempt(block=min(plan, key=len), reason=reason, ep_size=subject.sharding.tp_size)
 
 
