@@ -54,6 +54,8 @@ MAMBA_HEAD, MAMBA_HEADS, MAMBA_EXPAND, MAMBA_OWN_WIDTH = (
     "mamba_expand",
     "mamba_d_ssm",
 )
+# Tokens that a state-space layer computes at once, padded to as many: one chunk is enough for the example's few.
+CHUNKS, CHUNK = ("mamba_chunk_size", "chunk_size"), 16
 EMBEDDING_WIDTH = ("word_embed_proj_dim",)  # where it is not the hidden size, there is a projection between the two
 LOW_RANK = ("q_lora_rank", "kv_lora_rank", "o_lora_rank")
 VOCABULARY = ("vocab_size", "vocab_size_per_layer_input")
@@ -288,6 +290,7 @@ TEXT = (
     Row(VOCABULARY, _vocabulary),
     Row(UNPADDED, _unpadded),
     Row(TOKENS, lambda part, value: min(value, 2), _is_token),
+    Row(CHUNKS, lambda part, value: min(value, CHUNK)),
     Row(LINEAR_WIDTHS, _linear_width),
     Row(MAMBA_HEAD, _mamba_head, _is_mamba_head_of_hidden),
     Row(EMBEDDING_WIDTH, lambda part, value: part.own.small, _is_own_width),
