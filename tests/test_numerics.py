@@ -29,7 +29,7 @@ from tpplan.stages import load
 from tpplan.stages import numerics as numerics_stage
 from tpplan.stages.bench import Bench
 from tpplan.stages.comparison import GradientFault, Numerics, Part, run_numerics
-from tpplan.stages.load import run_load
+from tpplan.stages.load import run_load, save
 from tpplan.stages.result import GradientError
 
 SUMMED = "replicated_with_grad_allreduce"
@@ -265,7 +265,7 @@ class TestMemory:
             return self.exhaust() if dist.is_initialized() else real(*args, **given)
 
         monkeypatch.setattr(load, "load_sharded", no_room_for_a_rank)
-        result = run_load(small, Sharding(tp_size=2))
+        result = run_load(save(small), Sharding(tp_size=2))
         assert not result.failed
         assert result.not_run.startswith("there is not enough memory to load the miniature")
 
@@ -294,16 +294,16 @@ class TestLoad:
         if "sarvam_moe" not in CONFIG_MAPPING:
             pytest.skip("the installed Transformers has no sarvam_moe")
         small = miniature(configs.sarvam_moe(), 2)
-        loaded = run_load(small, Sharding(tp_size=2))
+        loaded = run_load(save(small), Sharding(tp_size=2))
         assert loaded.raised and loaded.raised[0] == 0
         assert "self_attn" in loaded.raised[1], "the conversion that failed, not the loader's word that one did"
 
         assert run_numerics(small, Sharding(tp_size=2)).passed, "sharded after it was loaded it runs, and is right"
-        assert run_load(small, Sharding(tp_size=1)).passed
+        assert run_load(save(small), Sharding(tp_size=1)).passed
 
     @pytest.mark.parametrize("config", [configs.llama(), configs.llama(tie_word_embeddings=True), configs.phi3()])
     def test_each_rank_gets_its_slice(self, config: configs.Config) -> None:
-        loaded = run_load(miniature(config, 2), Sharding(tp_size=2))
+        loaded = run_load(save(miniature(config, 2)), Sharding(tp_size=2))
         assert loaded.passed and loaded.ranks == (0, 1)
 
     def test_what_one_device_cannot_load_is_not_the_plan_s_fault(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ class TestLoad:
 
         small = miniature(configs.llama(), 2)
         monkeypatch.setattr(load, "load_sharded", unreadable)
-        loaded = run_load(small, Sharding(tp_size=2))
+        loaded = run_load(save(small), Sharding(tp_size=2))
         assert not loaded.failed
         assert loaded.not_run == "from_pretrained of the saved miniature raises unsharded too: OSError: no such file"
 
@@ -327,7 +327,7 @@ class TestLoad:
             return loaded
 
         monkeypatch.setattr(load, "load_sharded", with_new_values)
-        loaded = run_load(miniature(configs.llama(), 2), Sharding(tp_size=2))
+        loaded = run_load(save(miniature(configs.llama(), 2)), Sharding(tp_size=2))
         assert not loaded.failed and loaded.not_run.endswith(
             "does not give back model.layers.0.mlp.up_proj.weight unsharded either"
         )

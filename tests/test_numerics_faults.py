@@ -24,7 +24,7 @@ from tpplan.diagnostics import Report
 from tpplan.model.forward import example_inputs
 from tpplan.model.skeleton import Sharding
 from tpplan.stages.comparison import GradientFault, Numerics, Part, run_numerics
-from tpplan.stages.load import Load, run_load
+from tpplan.stages.load import Load, run_load, save
 from tpplan.stages.result import GradientError
 
 LLAMA = configs.llama(num_key_value_heads=8)  # its own plan is right at 2 and 4 ranks
@@ -219,7 +219,7 @@ class TestRaises:
 
 
 def load(tp_size: int = 2) -> Load:
-    return run_load(miniature(LLAMA, 4), Sharding(tp_size=tp_size))
+    return run_load(save(miniature(LLAMA, 4)), Sharding(tp_size=tp_size))
 
 
 def _shard(model: Any) -> Any:

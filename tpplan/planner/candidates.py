@@ -35,6 +35,7 @@ def all_sizes(
 ) -> list[Candidate]:
     """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending."""
     sizes = sorted(set(tp_sizes)) or resolve(subject.device).host_counts or UNLIMITED
+    bench.share(sizes)
     return [candidate_of(solve(subject.at(size), strategy, bench, depth=depth), bench) for size in sizes]
 
 

@@ -43,6 +43,10 @@ class Stop:
     unsupported: bool = False  # the run without weights cannot represent this operation: nothing was learned
 
 
+# By dtype, the failure, if any, and the width of the logits: of one model, for one purpose.
+UnshardedRuns = dict[str, tuple[Stop | None, int | None]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShapesOutcome:
     """What the stage found.
@@ -71,35 +75,51 @@ class ShapesOutcome:
         return self.stop is None and not self.not_run and self.whole_width in (None, self.logits_width)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How models are run. known: runs of the unsharded model that were made already."""
+
+    training: bool
+    every_layer: bool
+    known: UnshardedRuns
+
+
 def run_shapes(
-    spec: ModelSpec, sharding: Sharding, *, training: bool = False, every_layer: bool = False
+    spec: ModelSpec,
+    sharding: Sharding,
+    *,
+    training: bool = False,
+    every_layer: bool = False,
+    known: UnshardedRuns | None = None,
 ) -> ShapesOutcome:
     """Shard and run the model as the first rank, and as the last where shards are uneven, stopping at a failure.
 
-    training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one.
-    In the spec's dtype; in bfloat16 where the unsharded model cannot run in that, for some kernels take no other
-    without weights. A failure in bfloat16 alone decides nothing.
+    training: also run a backward, in train mode. every_layer: do not skip layers that repeat an earlier one. known:
+    runs of the unsharded model, filled with those that had to be made. In the spec's dtype; in bfloat16 where the
+    unsharded model cannot run in that, for some kernels take no other without weights. A failure in bfloat16 alone
+    decides nothing.
     """
-    outcome = _run_ranks(spec, sharding, training, every_layer)
+    way = _Way(training=training, every_layer=every_layer, known={} if known is None else known)
+    outcome = _run_ranks(spec, sharding, way)
     if not outcome.not_run or outcome.needs_weights or spec.dtype == FALLBACK_DTYPE:
         return outcome
-    second = _run_ranks(replace(spec, dtype=FALLBACK_DTYPE), sharding, training, every_layer)
+    second = _run_ranks(replace(spec, dtype=FALLBACK_DTYPE), sharding, way)
     if second.stop:  # it may be of that dtype alone, as an alignment in bytes is
         words = f"{outcome.not_run}; in {FALLBACK_DTYPE} it stops in {second.stop.module or 'the model'}"
         return replace(outcome, not_run=words, needs_weights=True)
     return second if second.needs_weights or not second.not_run else outcome
 
 
-def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer: bool) -> ShapesOutcome:
+def _run_ranks(spec: ModelSpec, sharding: Sharding, way: _Way) -> ShapesOutcome:
     started = time.perf_counter()
-    run = first = _run_rank(spec, sharding, 0, training, every_layer)
+    run = first = _run_rank(spec, sharding, 0, way)
     ranks: tuple[int, ...] = (0,)
     if run.stop is None and sharding.tp_size > 1 and (first.uneven or sharding.ep_size):
         ranks = (0, sharding.tp_size - 1)
-        run = _run_rank(spec, sharding, ranks[-1], training, every_layer)
+        run = _run_rank(spec, sharding, ranks[-1], way)
     local_sizes, width = first.local_sizes, first.logits_width
     if run.stop:
-        reason, needs_weights = _why_not_run(spec, run.stop, training, every_layer, run.in_dispatch)
+        reason, needs_weights = _why_not_run(spec, run.stop, way, run.in_dispatch)
         return ShapesOutcome(
             ranks=ranks,
             stop=None if reason else run.stop,
@@ -108,7 +128,7 @@ def _run_ranks(spec: ModelSpec, sharding: Sharding, training: bool, every_layer:
             local_sizes=local_sizes,
             seconds=_since(started),
         )
-    whole_width = None if width in (None, first.head_rows) else _run_whole(spec, training, every_layer)[1]
+    whole_width = None if width in (None, first.head_rows) else _run_whole(spec, way)[1]
     return ShapesOutcome(
         ranks=ranks,
         local_sizes=local_sizes,
@@ -132,7 +152,7 @@ class _Run:
     in_dispatch: bool = False  # it stopped in experts that get their tokens from other ranks, which moved none
 
 
-def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, every_layer: bool) -> _Run:
+def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, way: _Way) -> _Run:
     with fake_rank(rank, sharding.tp_size):
         model = build_on_meta(spec)
         try:
@@ -141,7 +161,7 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
             return _Run(stop=_stop(rank, Phase.SHARDING, None, error), local_sizes={})
         local_sizes, uneven = _local_sizes(model), _is_uneven(model)
         trail = Trail(model)
-        stop, width = _run_model(model, spec, rank, training, every_layer, trail)
+        stop, width = _run_model(model, spec, rank, way, trail)
         in_dispatch = bool(stop and sharding.ep_size and stop.module and sends_tokens(model, stop.module))
         rows = _head_rows(model)
     return _Run(
@@ -155,11 +175,11 @@ def _run_rank(spec: ModelSpec, sharding: Sharding, rank: int, training: bool, ev
     )
 
 
-def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool, in_dispatch: bool) -> tuple[str, bool]:
+def _why_not_run(spec: ModelSpec, stop: Stop, way: _Way, in_dispatch: bool) -> tuple[str, bool]:
     """Why the failure says nothing about tensor parallelism, empty when it does; whether only weights are missing."""
     alone = None
     if not stop.unsupported and stop.phase is not Phase.SHARDING:
-        alone, _ = _run_whole(spec, training, every_layer)
+        alone, _ = _run_whole(spec, way)
     blind = stop if stop.unsupported else alone if alone and alone.unsupported else None
     if blind:
         return f"{blind.module or 'the model'} cannot be run without weights: {blind.error}", True
@@ -173,12 +193,14 @@ def _why_not_run(spec: ModelSpec, stop: Stop, training: bool, every_layer: bool,
     return "", False
 
 
-def _run_whole(spec: ModelSpec, training: bool, every_layer: bool) -> tuple[Stop | None, int | None]:
+def _run_whole(spec: ModelSpec, way: _Way) -> tuple[Stop | None, int | None]:
     """Run the unsharded model in the same way: the failure, if any, and the width of its logits."""
-    whole = build_on_meta(spec)
-    with quiet():
-        tie(whole)
-    return _run_model(whole, spec, 0, training, every_layer, Trail(whole))
+    if spec.dtype not in way.known:
+        whole = build_on_meta(spec)
+        with quiet():
+            tie(whole)
+        way.known[spec.dtype] = _run_model(whole, spec, 0, way, Trail(whole))
+    return way.known[spec.dtype]
 
 
 def _head_rows(model: Any) -> int | None:
@@ -188,19 +210,17 @@ def _head_rows(model: Any) -> int | None:
     return None if weight is None or weight.ndim != 2 else int(weight.shape[0])
 
 
-def _run_model(
-    model: Any, spec: ModelSpec, rank: int, training: bool, every_layer: bool, trail: Trail
-) -> tuple[Stop | None, int | None]:
+def _run_model(model: Any, spec: ModelSpec, rank: int, way: _Way, trail: Trail) -> tuple[Stop | None, int | None]:
     """Run forward (and backward) on fake weights. Returns the failure, if any, and the width of the logits."""
     import torch
 
     phase = Phase.FORWARD
     try:
-        with run_repeats_once(model, FakeWeights().give, enabled=not every_layer):
-            model.train(training)
-            with quiet(), trail.follow(training), torch.set_grad_enabled(training):
+        with run_repeats_once(model, FakeWeights().give, enabled=not way.every_layer):
+            model.train(way.training)
+            with quiet(), trail.follow(way.training), torch.set_grad_enabled(way.training):
                 output = main_output(runnable(model)(**example_inputs(spec)))
-                if training:
+                if way.training:
                     phase = Phase.BACKWARD
                     output.float().sum().backward()
     except Exception as error:  # the model's own code may raise anything, and its buffers may be too large to make

@@ -6,8 +6,10 @@ of what one device gets from the same checkpoint.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,34 +46,68 @@ class Load:
         return self.raised is not None or self.wrong is not None
 
 
-def run_load(miniature: Miniature, sharding: Sharding) -> Load:
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A miniature as a checkpoint on disk, which is removed when nothing holds this any more.
+
+    whole: what one device gets from it, None where `not_run` says why that is nothing. as_made: whether it is what was
+    saved.
+    """
+
+    miniature: Miniature
+    directory: str
+    whole: Any = None
+    as_made: bool = False
+    not_run: str = ""
+
+
+def save(miniature: Miniature) -> Saved:
+    """The miniature saved, and loaded on one device."""
+    directory = tempfile.mkdtemp(prefix="tpplan-")
+    try:
+        with one_thread(), quiet():
+            whole, not_run = _save_and_load(miniature, directory)
+            as_made = whole is not None and _first_wrong(whole, miniature.model) is None
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
+    kept = miniature.model if as_made else whole  # not a second time in memory
+    saved = Saved(miniature=miniature, directory=directory, whole=kept, as_made=as_made, not_run=not_run)
+    weakref.finalize(saved, shutil.rmtree, directory, ignore_errors=True)
+    return saved
+
+
+def _save_and_load(miniature: Miniature, directory: str) -> tuple[Any, str]:
+    """What one device gets from the saved miniature, or None and why it gets nothing."""
+    try:
+        save_as_published(miniature.model, directory)
+    except Exception as error:  # conversions back to the published layout are rarely run upstream
+        return None, f"save_pretrained of the miniature raises {one_line(error)}"
+    try:
+        return _load(miniature, directory, Sharding(tp_size=1)), ""
+    except Exception as error:  # then it is not for its shards that a rank cannot load it
+        why = _why(error, conversion_errors(error))
+        return None, f"from_pretrained of the saved miniature raises unsharded too: {why}"
+
+
+def _load(miniature: Miniature, directory: str, sharding: Sharding) -> Any:
+    spec = miniature.spec
+    return load_sharded(spec.auto_class, directory, sharding, trust_remote_code=spec.trust_remote_code)
+
+
+def run_load(saved: Saved, sharding: Sharding) -> Load:
     """Load the miniature as the first and as the last rank; stops at the first fault."""
     started = time.perf_counter()
-    spec = miniature.spec
-
-    def load(directory: str, sharding: Sharding) -> Any:
-        return load_sharded(spec.auto_class, directory, sharding, trust_remote_code=spec.trust_remote_code)
-
+    if saved.not_run:
+        return Load(ranks=(), not_run=saved.not_run, seconds=time.perf_counter() - started)
     ranks = (0,) if sharding.tp_size == 1 else (0, sharding.tp_size - 1)
     raised = wrong = None
     blamed: tuple[str, ...] = ()
-    with tempfile.TemporaryDirectory(prefix="tpplan-") as directory, one_thread(), quiet():
-        try:
-            save_as_published(miniature.model, directory)
-        except Exception as error:  # conversions back to the published layout are rarely run upstream
-            reason = f"save_pretrained of the miniature raises {one_line(error)}"
-            return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
-        try:
-            whole = load(directory, Sharding(tp_size=1))
-        except Exception as error:  # then it is not for its shards that a rank cannot load it
-            reason = (
-                f"from_pretrained of the saved miniature raises unsharded too: {_why(error, conversion_errors(error))}"
-            )
-            return Load(ranks=(), not_run=reason, seconds=time.perf_counter() - started)
+    with one_thread(), quiet():
         for rank in ranks:
             with fake_rank(rank, sharding.tp_size):
                 try:
-                    model = load(directory, sharding)
+                    model = _load(saved.miniature, saved.directory, sharding)
                 except Exception as error:  # whatever the loader raises here, it would raise in a worker
                     if out_of_memory(error):
                         reason = f"there is not enough memory to load the miniature: {one_line(error)}"
@@ -79,8 +115,8 @@ def run_load(miniature: Miniature, sharding: Sharding) -> Load:
                     converting = conversion_errors(error)
                     raised, blamed = (rank, _why(error, converting)), tuple(converting)
                     break
-                name = _first_wrong(model, whole)
-                if name and _first_wrong(whole, miniature.model):
+                name = _first_wrong(model, saved.whole)
+                if name and not saved.as_made:
                     reason = f"from_pretrained of the saved miniature does not give back {name} unsharded either"
                     return Load(ranks=ranks, not_run=reason, seconds=time.perf_counter() - started)
                 if name:

@@ -27,7 +27,7 @@ def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> S
     except ValueError as error:
         reason = f"no miniature of this model runs: {error}"
         return StageResult(stage=Stage(status=Status.NOT_RUN, reason=reason, seconds=time.perf_counter() - started))
-    load = run_load(miniature, subject.sharding)
+    load = run_load(bench.saved(subject.sharding.tp_size), subject.sharding)
     numerics = run_numerics(miniature, subject.sharding, training=subject.training)
     findings = (*_load_findings(subject, load), *_numerics_findings(subject, numerics))
     passed = Status.PASSED if load.passed and numerics.passed else Status.NOT_RUN

@@ -50,7 +50,7 @@ def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> S
 
 
 def _outcome(subject: Subject, bench: Bench) -> ShapesOutcome:
-    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training)
+    outcome = run_shapes(subject.spec, subject.sharding, training=subject.training, known=bench.runs)
     if not outcome.needs_weights:
         return outcome
     try:
