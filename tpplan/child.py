@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tpplan.garbage import collect_less_often
 from tpplan.launcher_variables import without_torchrun
 from tpplan.targets import AUTOLOAD
 
@@ -36,6 +37,7 @@ def main() -> None:
     """The child's side: a pickled call on stdin, its pickled outcome on stdout, everything printed on stderr."""
     outcome_stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    collect_less_often()
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     from tpplan.diagnostics import PlanError
 

@@ -7,7 +7,6 @@ Exit codes: 0 nothing failed, 1 the plan or model has errors or a stage could no
 from __future__ import annotations
 
 import errno
-import gc
 import os
 import sys
 
@@ -17,10 +16,8 @@ from tpplan.cli import plans  # isort: skip - the order in which --help lists th
 from tpplan.cli import machine  # isort: skip
 from tpplan.cli.app import app
 from tpplan.cli.failures import bad_usage, bug, model_of, usage_message
+from tpplan.garbage import collect_less_often
 
-# Objects that are made before the collector of garbage looks for it, 700 by default: torch and Transformers make half a
-# million while they are imported, and nearly all of them stay.
-OBJECTS = 50_000
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 __all__ = ["app", "machine", "main", "plans"]
@@ -30,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code; the console script and `python -m tpplan` call this."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _make_writable()
-    gc.set_threshold(OBJECTS)
+    collect_less_often()
     try:
         return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
     except typer.Exit as stop:

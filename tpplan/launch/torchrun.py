@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
+from tpplan.garbage import collect_less_often
 from tpplan.launch.processes import ENDING, die_with_parent, handlers, own_command
 from tpplan.model.internals import versions
 from tpplan.targets import AUTOLOAD
@@ -131,6 +132,7 @@ def _ask_torch_tpu(arguments: dict[str, int]) -> dict[str, Any]:
 
 def child(role: str, *arguments: str) -> None:
     """Be the child of this role: `agent ARGS` is torchrun, `probe JSON` asks torch_tpu."""
+    collect_less_often()
     if role == "agent":
         sys.exit(_agent(list(arguments)))
     _probe(json.loads(arguments[0]))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tpplan.garbage import collect_less_often
 from tpplan.launch.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
 from tpplan.launch.processes import die_with_parent
 from tpplan.launch.records import (
@@ -184,6 +185,7 @@ def _raised(error: Exception) -> Raised:
 def main(arguments: list[str]) -> int:
     """Be one process of the launch: exit code 0, or 1 with what was raised in the result file and on stderr."""
     die_with_parent(signal.SIGKILL)
+    collect_less_often()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks where a rank that hangs is
     job = read_job(Path(arguments[0]))
     results = Path(job.results)
