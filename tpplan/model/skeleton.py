@@ -151,7 +151,7 @@ def _kept_in_float32(model: Any, dtype: Any) -> Callable[[str], object]:
 
 
 def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
-    """The model's class on the meta device, weights not tied yet: the state in which from_pretrained shards it.
+    """The model's class on the meta device, not initialised or tied yet: the state in which from_pretrained shards it.
 
     dtype: torch's own, in place of the spec's.
     """
@@ -161,7 +161,7 @@ def build_on_meta(spec: ModelSpec, dtype: Any = None) -> Any:
     known = internals()  # imported before the meta device is the default
     auto_class = getattr(transformers, spec.auto_class)
     extra = {"trust_remote_code": True} if spec.trust_remote_code else {}
-    with torch.device("meta"), known.no_tie_weights(), quiet():
+    with torch.device("meta"), known.no_tie_weights(), known.no_init_weights(), quiet():
         # from_config writes into the config that it is given
         return auto_class.from_config(copy.deepcopy(spec.config), dtype=dtype or getattr(torch, spec.dtype), **extra)
 
