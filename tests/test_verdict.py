@@ -159,6 +159,7 @@ class TestMemory:
         assert memory(**self.PARTS, activations=7).held == 123
         assert memory(**self.PARTS, activations=7, hbm=129).fits is False
         assert memory(**self.PARTS, activations=None, hbm=123).fits is True
+        assert memory(**self.PARTS, activations=None, hbm=122).fits is False
 
     @pytest.mark.parametrize(("hbm", "fits"), [(131, True), (130, True), (129, False), (0, False)])
     def test_as_much_as_there_is_fits(self, hbm: int, fits: bool) -> None:
