@@ -70,7 +70,7 @@ def check_all(
 
     depth = engine.depth_named(depth or table.deepest())
     if update:
-        seal.require_sealable(depth, options)
+        engine.require_sealable(depth, options)
     single = len(models_or_plans) == 1
     requests = []
     for one in inputs(models_or_plans):

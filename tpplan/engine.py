@@ -7,9 +7,9 @@ gets its answers from a child (`answer`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tpplan.answers import Candidate, Compiled, Found
 from tpplan.child import call_in_child
@@ -124,6 +124,17 @@ def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Re
 def depth_named(depth: str, *, measured: bool = False) -> str:
     """The depth of this name. measured: one at which the model runs. Raises InputError TPP130."""
     return chosen("depth", depth, table.depths()[1:] if measured else table.depths())
+
+
+def require_sealable(depth: str, options: Mapping[str, Any]) -> None:
+    """Raise InputError TPP130 where a check of this depth, with these options, is no proof of what a plan says."""
+    names = ("model", "auto_class", "device", "purpose", "dtype", "batch", "max_length")
+    given = next((name for name in names if options.get(name) is not None), None)
+    if depth != table.deepest():
+        raise usage_error(f"the stages up to {depth} prove too little for a seal", fix="leave --depth out")
+    if given is not None:
+        option = f"--{given.replace('_', '-')}"
+        raise usage_error("a plan is sealed for what it says itself", fix=f"leave {option} out, or make a plan with it")
 
 
 def strategy_named(strategy: str | None) -> str | None:

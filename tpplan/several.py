@@ -47,7 +47,7 @@ def check_each(
             left[number] = request
         else:
             reports[number] = known
-    jobs = min(jobs or len(os.sched_getaffinity(0)), len(left))
+    jobs = min(jobs or processors(), len(left))
     found = _in_processes(left, depth, jobs) if jobs > 1 else _here(left, depth)
     for number, report in found:
         reports[number] = report
@@ -124,7 +124,12 @@ def _begin(parent: Connection, jobs: int) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     import torch
 
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // jobs))
+    torch.set_num_threads(max(1, processors() // jobs))
+
+
+def processors() -> int:
+    """Those that this process may use, where the system tells; else all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _died(request: Request, depth: str) -> Report:

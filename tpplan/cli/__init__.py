@@ -17,6 +17,7 @@ from tpplan.cli import machine  # isort: skip
 from tpplan.cli.app import app
 from tpplan.cli.failures import bad_usage, bug, model_of, usage_message
 from tpplan.garbage import collect_less_often
+from tpplan.signals import leaving_in_order
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
     _make_writable()
     collect_less_often()
     try:
-        return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
+        with leaving_in_order():
+            return app(arguments, prog_name="tpplan", standalone_mode=False) or 0
     except typer.Exit as stop:
         if stop.exit_code == 130:
             sys.stderr.write("interrupted\n")

@@ -6,21 +6,19 @@ import ctypes
 import os
 import resource
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from tpplan import scratch
+from tpplan.signals import ENDING, handlers, leaving_in_order
 
 MARKER = "TPPLAN_LAUNCH"  # in the environment of every process that a workspace starts
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 KILL_SECONDS = 10.0
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -56,18 +54,18 @@ class Workspace:
 def workspace() -> Iterator[Workspace]:
     """A new workspace; when the context is left, in whatever way, its processes are gone and so is its directory.
 
-    SIGTERM and SIGHUP leave it too, as SystemExit. Without /proc torchrun is asked to end its workers, and waited for.
+    Signals leave it too, as SystemExit. Without /proc torchrun is asked to end its workers, and waited for.
     """
     made: Workspace | None = None
-    with handlers((signal.SIGTERM, signal.SIGHUP), _exit_by_signal):
+    with leaving_in_order():
         try:
-            made = Workspace(directory=Path(tempfile.mkdtemp(prefix="tpplan-launch-")), marker=secrets.token_hex(8))
+            made = Workspace(directory=scratch.make("launch-"), marker=secrets.token_hex(8))
             yield made
         finally:
             with _signals_held():
                 if made:
                     _end(made.children, made.marker)
-                    shutil.rmtree(made.directory)
+                    scratch.remove(made.directory)
 
 
 def own_command(module: str, *arguments: str) -> list[str]:
@@ -125,18 +123,6 @@ def _kill(pid: int) -> None:
 
 
 @contextmanager
-def handlers(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle the signals with `handler` while the context lasts. Does nothing outside the main thread."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, handler) for number in numbers if in_main_thread}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-@contextmanager
 def _signals_held() -> Iterator[None]:
     """Keep Ctrl-C and the like waiting while processes are ended."""
     held: list[int] = []
@@ -146,10 +132,6 @@ def _signals_held() -> Iterator[None]:
     finally:
         for number in dict.fromkeys(held):
             os.kill(os.getpid(), number)
-
-
-def _exit_by_signal(number: int, _: Any) -> None:
-    raise SystemExit(128 + number)
 
 
 def available_bytes() -> int | None:

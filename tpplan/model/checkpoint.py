@@ -28,7 +28,7 @@ def save_as_published(model: Any, directory: str | Path) -> None:
         _transpose(Path(directory) / "model.safetensors", patterns, model)
 
 
-def load_sharded(auto_class: str, directory: str, sharding: Sharding, **extra: Any) -> Any:
+def load_sharded(auto_class: str, directory: str | Path, sharding: Sharding, **extra: Any) -> Any:
     """`from_pretrained` with the DistributedConfig of `sharding`, in float32 unless told."""
     import torch
     import transformers

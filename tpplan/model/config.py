@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from tpplan import scratch
 from tpplan.diagnostics import InputError, Place
 from tpplan.model.auto_class import find_auto_class, remote_code
 from tpplan.model.bounds import refuse_unreal_sizes
@@ -220,8 +219,8 @@ def read_config(raw: dict) -> Any:
     from transformers import AutoConfig
 
     raw = {key: value for key, value in raw.items() if key != "auto_map"}
-    with quiet(), tempfile.TemporaryDirectory(prefix="tpplan-") as directory:
-        (Path(directory) / CONFIG_NAME).write_text(json.dumps(raw), encoding="utf-8")
+    with quiet(), scratch.directory() as directory:
+        (directory / CONFIG_NAME).write_text(json.dumps(raw), encoding="utf-8")
         return AutoConfig.from_pretrained(directory)
 
 

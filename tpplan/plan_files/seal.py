@@ -9,15 +9,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from tpplan import __version__
-from tpplan.choices import usage_error
 from tpplan.diagnostics import Diagnostic, InputError, Place, Report, Stage, Status
 from tpplan.files import read_regular, write_atomically
 from tpplan.plan_files.document import Plan, Proof
 from tpplan.plan_files.file import MAX_BYTES, PlanFile, parse_plan
-from tpplan.stages import table
 
 
 def sealed(plan: Plan) -> Plan:
@@ -40,17 +37,6 @@ def broken(plan: Plan, installed: Mapping[str, str], stages: Iterable[str]) -> s
         if _release(then) != _release(now):
             return f"it was proven with {package} {then}, installed is {now}"
     return ""
-
-
-def require_sealable(depth: str, options: Mapping[str, Any]) -> None:
-    """Raise InputError TPP130 where a check of this depth, with these options, is no proof of what a plan says."""
-    names = ("model", "auto_class", "device", "purpose", "dtype", "batch", "max_length")
-    given = next((name for name in names if options.get(name) is not None), None)
-    if depth != table.deepest():
-        raise usage_error(f"the stages up to {depth} prove too little for a seal", fix="leave --depth out")
-    if given is not None:
-        option = f"--{given.replace('_', '-')}"
-        raise usage_error("a plan is sealed for what it says itself", fix=f"leave {option} out, or make a plan with it")
 
 
 def update(path: str, report: Report) -> None:

@@ -6,14 +6,14 @@ of what one device gets from the same checkpoint.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from tpplan import scratch
 from tpplan.miniature.build import Miniature
 from tpplan.model.checkpoint import load_sharded, save_as_published
 from tpplan.model.errors import conversion_errors, out_of_memory
@@ -55,7 +55,7 @@ class Saved:
     """
 
     miniature: Miniature
-    directory: str
+    directory: Path
     whole: Any = None
     as_made: bool = False
     not_run: str = ""
@@ -63,21 +63,21 @@ class Saved:
 
 def save(miniature: Miniature) -> Saved:
     """The miniature saved, and loaded on one device."""
-    directory = tempfile.mkdtemp(prefix="tpplan-")
+    directory = scratch.make()
     try:
         with one_thread(), quiet():
             whole, not_run = _save_and_load(miniature, directory)
             as_made = whole is not None and _first_wrong(whole, miniature.model) is None
     except BaseException:
-        shutil.rmtree(directory)
+        scratch.remove(directory)
         raise
     kept = miniature.model if as_made else whole  # not a second time in memory
     saved = Saved(miniature=miniature, directory=directory, whole=kept, as_made=as_made, not_run=not_run)
-    weakref.finalize(saved, shutil.rmtree, directory, ignore_errors=True)
+    weakref.finalize(saved, scratch.remove, directory)
     return saved
 
 
-def _save_and_load(miniature: Miniature, directory: str) -> tuple[Any, str]:
+def _save_and_load(miniature: Miniature, directory: Path) -> tuple[Any, str]:
     """What one device gets from the saved miniature, or None and why it gets nothing."""
     try:
         save_as_published(miniature.model, directory)
@@ -90,7 +90,7 @@ def _save_and_load(miniature: Miniature, directory: str) -> tuple[Any, str]:
         return None, f"from_pretrained of the saved miniature raises unsharded too: {why}"
 
 
-def _load(miniature: Miniature, directory: str, sharding: Sharding) -> Any:
+def _load(miniature: Miniature, directory: Path, sharding: Sharding) -> Any:
     spec = miniature.spec
     return load_sharded(spec.auto_class, directory, sharding, trust_remote_code=spec.trust_remote_code)
 

@@ -1,0 +1,37 @@
+"""Signals that end a process: it leaves its contexts on the way, so that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# Those that end a process at once unless it handles them, as far as the system has them.
+AT_ONCE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+ENDING = (signal.SIGINT, *AT_ONCE)  # SIGINT is KeyboardInterrupt already
+
+
+@contextmanager
+def handlers(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle the signals with `handler` while the context lasts. Does nothing outside the main thread."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if in_main_thread}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def leaving_in_order() -> Any:
+    """A context in which the signals that would end the process at once raise SystemExit, the first of them only."""
+    left: list[int] = []
+
+    def leave(number: int, _: Any) -> None:
+        if not left:
+            left.append(number)
+            raise SystemExit(128 + number)
+
+    return handlers(AT_ONCE, leave)
