@@ -237,8 +237,7 @@ def test_a_rank_that_hangs_is_named_when_time_is_up(llama: Path, scratch: Path, 
     assert "rank 0 in " in hang.evidence
 
 
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
 def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratch: Path) -> None:
     code = (
         "from tpplan.launch import checkpoint; from tests.support.launches import launched\n"
@@ -254,7 +253,7 @@ def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratc
 
     when_rank_is_there(scratch, 1, stop_rank_and_end_caller).join()
     try:
-        _, stderr = child.communicate(timeout=60)
+        child.communicate(timeout=60)
     finally:
         child.kill()
     assert child.returncode != 0
@@ -264,8 +263,6 @@ def test_nothing_outlives_the_caller(number: signal.Signals, llama: Path, scratc
             time.sleep(0.1)
         for directory in scratch.glob("tpplan-launch-*"):
             shutil.rmtree(directory)
-    if number is signal.SIGINT:
-        assert b"KeyboardInterrupt" in stderr
     if number is signal.SIGTERM:
         assert child.returncode == 128 + signal.SIGTERM
 

@@ -211,7 +211,9 @@ def test_half_a_surrogate_pair_stays_an_escape(tmp_path: Path, capfd: pytest.Cap
     assert json.loads(printed)["verdict"] == "pass" and "\\ud800" in printed
 
 
-def test_a_buffer_too_large_to_make_is_no_fault_of_a_plan(tmp_path: Path) -> None:
+def test_a_buffer_too_large_to_make_is_no_fault_of_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one would be whose size has no bound."""
+    monkeypatch.setattr("tpplan.model.bounds.BOUNDS", ())
     judged = tpplan.check(configs.write(tmp_path, configs.llama(head_dim=10**12)), 2)
     assert judged.verdict is Verdict.INCOMPLETE
     assert judged.stages["shapes"].reason.startswith("the model does not run unsharded either")

@@ -30,7 +30,7 @@ SMALL: dict[str, configs.Config] = {
     "unplanned": configs.gpt2_xl(n_embd=64, n_head=4, n_layer=1),
 }
 few = settings(
-    max_examples=6,
+    max_examples=4,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],

@@ -240,7 +240,7 @@ def test_every_mistake_the_schema_finds_has_words() -> None:
 
 def test_no_two_mappings_of_the_schema_share_a_key() -> None:
     homes = [key for key, _ in shape._homes(plan_schema(), ())]
-    assert len(homes) == len(set(homes)) == 17
+    assert len(homes) == len(set(homes)) == 18
 
 
 def test_defaults_are_those_of_the_schema() -> None:

@@ -28,7 +28,7 @@ from tpplan.subject import Subject
 quick = settings(max_examples=100, deadline=None)
 # Seconds an example: the same few in every run, and a failure is shown as it was found.
 slow = settings(
-    max_examples=10,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],
