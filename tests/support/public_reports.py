@@ -88,7 +88,7 @@ ROWS: tuple[Row, ...] = (
     # A: key/value heads
     row("A01", f"{HF}/issues/48307", models.qwen3_vl_30b(), 8, FIX, *KV, **NESTED, sizes=(1,),
         says=("512 columns / 8 ranks = 64 columns per rank, one head needs 128",), repaired_ep_size=8),
-    row("A03", "pytorch/torchtitan/issues/2574", models.qwen3_5_35b(), 4, FIX, *KV, **NESTED, **TO_2),
+    row("A03", "pytorch/torchtitan/issues/2574", models.qwen3_5_35b(), 4, FIX, *KV, **NESTED, **TO_2, slow=True),
     row("A05", "NVIDIA-NeMo/Automodel/issues/799", models.phi_4(), 4, RUNS, depth="numerics"),
     row("A07", "deepspeedai/DeepSpeed/issues/7259", models.qwen25_3b(), 4, FIX, *KV, **FLAT, **TO_2),
     row("A08", "NVIDIA/TensorRT-LLM/issues/4308", models.qwen3_30b_a3b(), 8, FIX, *KV, **FLAT, **TO_4, slow=True),
