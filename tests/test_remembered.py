@@ -219,6 +219,19 @@ class TestWhatIsKept:
         api.check(str(model), 2)
         assert bool(api.check(str(model), 2).remembered) == again
 
+    def test_not_what_changed_while_it_was_judged(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The answer may be about what was there before, or after."""
+
+        def answer(*_: object) -> Report:
+            configs.write(model, configs.llama(vocab_size=100))
+            return Report(model="m", stages=PASSED)
+
+        before = (model / "config.json").read_text()
+        monkeypatch.setattr(engine, "answer", answer)
+        api.check(str(model), 2)
+        (model / "config.json").write_text(before)
+        assert api.check(str(model), 2).remembered is None
+
     def test_that_nothing_passes(self, tmp_path: Path) -> None:
         """The error of `plan` is raised again; here its report has a failure, with all that it said."""
         source = configs.write(tmp_path / "m", configs.llama(**MODEL))

@@ -166,6 +166,13 @@ class TestProvenAnew:
         assert "depends on the checkpoint" in caplog.text
 
 
+@pytest.mark.parametrize("options", [{"batch": 2}, {"max_length": 8}, {"trust_remote_code": True}])
+def test_what_a_plan_does_not_say_is_not_sealed(tmp_path: Path, options: dict) -> None:
+    """Memory that is enough for 8 tokens may not be for as many as the model takes."""
+    made = tpplan.plan(configs.write(tmp_path, MODEL), 2, **options)
+    assert made.proven and made.proven.seal is None and made.proven.stages["numerics"] == "passed"
+
+
 class TestUpdate:
     def test_a_plan_that_passes_is_sealed(self, file: Path, made: Plan, capsys: pytest.CaptureFixture) -> None:
         """An edit that is right: the proof is written, and the comments that a person put in stay."""
@@ -188,10 +195,12 @@ class TestUpdate:
         assert main(["check", str(file), "--update"]) == 1
         assert file.read_text() == text
 
-    @pytest.mark.parametrize("options", [["--depth", "shapes"], ["--purpose", "training"], ["--device", "tpu-v5e"]])
+    @pytest.mark.parametrize(
+        "options", [["--depth", "shapes"], ["--purpose", "training"], ["--batch", "2"], ["--trust-remote-code"]]
+    )
     def test_what_proves_too_little_is_refused(self, file: Path, options: list[str], capsys) -> None:
         before = file.read_text()
-        assert main(["check", str(file), "--update", *options]) == 2
+        assert main(["check", str(file), "--update", *options.split()]) == 2
         assert "TPP130" in capsys.readouterr().out and file.read_text() == before
 
     @pytest.mark.parametrize(

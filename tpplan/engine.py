@@ -128,8 +128,8 @@ def depth_named(depth: str, *, measured: bool = False) -> str:
 
 def require_sealable(depth: str, options: Mapping[str, Any]) -> None:
     """Raise InputError TPP130 where a check of this depth, with these options, is no proof of what a plan says."""
-    names = ("model", "auto_class", "device", "purpose", "dtype", "batch", "max_length")
-    given = next((name for name in names if options.get(name) is not None), None)
+    names = ("model", "auto_class", "device", "purpose", "dtype", "batch", "max_length", "trust_remote_code")
+    given = next((name for name in names if options.get(name) not in (None, False)), None)
     if depth != table.deepest():
         raise usage_error(f"the stages up to {depth} prove too little for a seal", fix="leave --depth out")
     if given is not None:
@@ -214,7 +214,9 @@ def _plan_of(request: Request, made: Repair) -> Plan:
         overrides=made.overrides,
         proven=proof_of(made.judgement.stages, versions(), made.strategy if made.overrides else None),
     )
-    return sealed(plan)
+    # A plan says neither for which batch and length its memory is enough, nor which code a model brings.
+    unsaid = subject.batch or subject.max_length or subject.spec.trust_remote_code
+    return plan if unsaid else sealed(plan)
 
 
 def _check_name(request: Request) -> None:

@@ -42,14 +42,17 @@ def answer(
     known = recalled(function, request, *args, **kwargs)
     if known is not None:
         return known
-    file = _file(function.__name__, request, *args, *kwargs.values())
+    name, given = function.__name__, (*args, *kwargs.values())
+    file = _file(name, request, *given)
     try:
         found = engine.answer(function, request, *args, **kwargs)
     except PlanError as error:
-        if file is not None and type(error) is PlanError and _is_settled(error.report):
+        if file and type(error) is PlanError and _is_settled(error.report) and _file(name, request, *given) == file:
             _write(file, request, "raised", error.report)
         raise
-    if file is not None and all(map(_is_settled, _reports(found))):
+    if (
+        file and all(map(_is_settled, _reports(found))) and _file(name, request, *given) == file
+    ):  # nothing moved in the meantime
         _write(file, request, "answer", found)
     return found
 
