@@ -195,10 +195,8 @@ class TestUpdate:
         assert main(["check", str(file), "--update"]) == 1
         assert file.read_text() == text
 
-    @pytest.mark.parametrize(
-        "options", [["--depth", "shapes"], ["--purpose", "training"], ["--batch", "2"], ["--trust-remote-code"]]
-    )
-    def test_what_proves_too_little_is_refused(self, file: Path, options: list[str], capsys) -> None:
+    @pytest.mark.parametrize("options", ["--depth shapes", "--purpose training", "--batch 2", "--trust-remote-code"])
+    def test_what_proves_too_little_is_refused(self, file: Path, options: str, capsys) -> None:
         before = file.read_text()
         assert main(["check", str(file), "--update", *options.split()]) == 2
         assert "TPP130" in capsys.readouterr().out and file.read_text() == before

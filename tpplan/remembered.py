@@ -37,7 +37,8 @@ def answer(
 ) -> Answer:
     """What the engine's function answers, from the cache where this very question was answered before.
 
-    Kept are passes and failures, and that nothing passes (PlanError); never an answer that is incomplete.
+    Kept are passes and failures, and that nothing passes (PlanError); never an answer that is incomplete, or whose
+    question changed while it was given.
     """
     known = recalled(function, request, *args, **kwargs)
     if known is not None:
