@@ -10,7 +10,18 @@ from itertools import combinations_with_replacement, product
 import pytest
 
 from tpplan.codes import CODES, Severity
-from tpplan.diagnostics import Diagnostic, InputError, Memory, PlanError, Report, Stage, Status, Verdict
+from tpplan.diagnostics import (
+    BytesPerRank,
+    Diagnostic,
+    InputError,
+    Memory,
+    Place,
+    PlanError,
+    Report,
+    Stage,
+    Status,
+    Verdict,
+)
 
 PASSED, FAILED, NOT_RUN = Status.PASSED, Status.FAILED, Status.NOT_RUN
 NAMES = ("static", "shapes", "numerics")
@@ -172,3 +183,73 @@ class TestMemory:
     def test_what_is_free_is_free_for_activations(self) -> None:
         document = memory(**self.PARTS, activations=7, hbm=125).to_dict()
         assert (document["free"], document["fits"]) == (2, False)
+
+
+class TestPlainValues:
+    """What programs read of a report: every value that there is, and no key for one that there is not."""
+
+    def test_of_all_that_a_report_may_hold(self) -> None:
+        report = Report(
+            model="m",
+            tp_size=2,
+            versions={"torch": "2.13"},
+            stages={
+                "static": Stage(status=Status.PASSED, seconds=0.12345),
+                "shapes": Stage(status=Status.NOT_RUN, reason="no"),
+            },
+            diagnostics=(
+                Diagnostic(code="TPP301", message="it", where=Place(file="f", line=3, module="a.b"), fix="so"),
+            ),
+            bytes_per_rank=BytesPerRank(parameters=3, whole=2, ideal=1),
+            overrides={"a": "colwise"},
+            ranks=({"rank": 0},),
+            remembered="2026-01-02",
+            plan="p.yaml",
+            dtype="bfloat16",
+        )
+        assert report.to_dict() == {
+            "verdict": "fail",
+            "model": "m",
+            "plan": "p.yaml",
+            "tp_size": 2,
+            "versions": {"torch": "2.13"},
+            "stages": {
+                "static": {"status": "passed", "seconds": 0.123},
+                "shapes": {"status": "not-run", "seconds": 0.0, "reason": "no"},
+            },
+            "diagnostics": [
+                {
+                    "code": "TPP301",
+                    "slug": "kv-heads-split",
+                    "severity": "error",
+                    "message": "it",
+                    "where": {"file": "f", "line": 3, "module": "a.b"},
+                    "evidence": "",
+                    "fix": "so",
+                }
+            ],
+            "bytes_per_rank": {"parameters": 3, "whole": 2, "ideal": 1},
+            "dtype": "bfloat16",
+            "overrides": {"a": "colwise"},
+            "remembered": "2026-01-02",
+            "ranks": [{"rank": 0}],
+        }
+
+    def test_of_the_least(self) -> None:
+        document = Report(model="m").to_dict()
+        assert document["bytes_per_rank"] is None and document["tp_size"] is None
+        assert not document.keys() & {"plan", "dtype", "memory", "remembered", "ranks"}
+
+    @pytest.mark.parametrize(
+        ("place", "said"),
+        [
+            (Place(), ""),
+            (Place(file="f"), "f"),
+            (Place(file="f", line=3, column=1), "f:3:1"),
+            (Place(file="f", rule="r"), "f r"),
+            (Place(module="m", rule="r"), "m"),
+            (Place(parameter="p", module="m", rule="r"), "p"),
+        ],
+    )
+    def test_of_a_place_in_words(self, place: Place, said: str) -> None:
+        assert str(place) == said
