@@ -4,7 +4,7 @@ For GLM-4-9B: processor time of `tpplan check`, all stages, over that of a new p
 class and DTensor, with the most that it may be; the runs take turns. For each model: wall time of `tpplan check` in a
 new process over the wall time of a new process that only imports torch and Transformers, its peak memory, and the same
 at twice the ranks. Then, in one process that has imported both libraries: wall time of the library call, and of running
-every layer instead of one of each kind. Last, wall time of `tpplan sizes` of a 70B model, over that of one check of it.
+every layer instead of one of each kind. Last, wall time of `tpplan sizes` of a 70B model, over that of one check of it; then what is proven once and remembered, or sealed.
 
 GLM-4-9B passes at 2 ranks and fails at 4, where a check also looks for a repair and for sizes that work.
 """
@@ -91,6 +91,17 @@ every = run_shapes(spec, Sharding(tp_size=tp_size), every_layer=True)
 same = (some.stop and some.stop.module, some.logits_width) == (every.stop and every.stop.module, every.logits_width)
 print(json.dumps([first, second, some.seconds, every.seconds, same]))
 """
+FORTY = 40
+SHIPPED = Path(__file__).parents[1] / "plans" / "glm-4-9b-0414.tp4.yaml"
+SEALED = """
+import json, sys, time
+import torch, transformers
+from transformers.models.glm4 import modeling_glm4
+from tpplan import distributed_config
+def seconds(**options):
+    started = time.perf_counter(); distributed_config(sys.argv[1], **options); return time.perf_counter() - started
+print(json.dumps([seconds(), seconds(trust="never")]))
+"""
 
 
 def main() -> None:
@@ -106,6 +117,7 @@ def main() -> None:
             _check(name, str(path), tp_size, baseline)
             _in_process(str(path), tp_size)
         _sizes(str(Path(directory) / "Llama-3.1-70B"))
+        _second_time(Path(directory), baseline)
 
 
 def _check(name: str, path: str, tp_size: int, baseline: float) -> None:
@@ -134,7 +146,7 @@ def _against_class(name: str, path: str) -> None:
 
 def _in_process(path: str, tp_size: int) -> None:
     command = [sys.executable, "-c", IN_PROCESS, path, str(tp_size)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=_environment("")).stdout
     first, second, some, every, same = json.loads(output)
     print(f"  library call, libraries imported: {first:.2f} s the first time, {second:.2f} s the second")
     print(f"  shapes: {some:.2f} s, every layer {every:.2f} s, {every / some:.1f} x; same outcome: {same}")
@@ -146,10 +158,39 @@ def _sizes(path: str) -> None:
     print(f"Llama-3.1-70B: sizes 1 to 16 {every:.2f} s, {every / one:.1f} x one check, peak {memory / 2**20:.2f} GiB")
 
 
-def _run(command: list[str]) -> tuple[float, int, float]:
+def _second_time(directory: Path, baseline: float) -> None:
+    """What was proven once: a check and forty plans that are remembered, and a plan whose seal holds."""
+    plans = directory / "plans"
+    plans.mkdir()
+    for number in range(FORTY):
+        text = SHIPPED.read_text(encoding="utf-8")
+        (plans / f"{number}.yaml").write_text(text.replace("vocab_size: 151552", f"vocab_size: {151552 + 4 * number}"))
+    command = [sys.executable, "-m", "tpplan", "check"]
+    help_seconds = statistics.median(_run([*command, "--help"])[0] for _ in range(REPEATS))
+    for what, given in ((f"{FORTY} plans", str(plans)), ("GLM-4-9B tp 4, its shipped plan", str(SHIPPED))):
+        cache = str(directory / "cache")
+        cold = _run([*command, given], cache)[0]
+        again = statistics.median(_run([*command, given], cache)[0] for _ in range(REPEATS))
+        print(
+            f"{what}: {cold:.2f} s, {cold / baseline:.2f} x baseline; remembered {again:.2f} s, of which --help takes "
+            f"{help_seconds:.2f} s"
+        )
+    output = subprocess.run(
+        [sys.executable, "-c", SEALED, str(SHIPPED)], capture_output=True, text=True, check=True, env=_environment("")
+    ).stdout
+    believed, proven = json.loads(output)
+    print(f"distributed_config of it, libraries imported: {believed:.2f} s sealed, {proven:.2f} s proven anew")
+
+
+def _environment(cache: str) -> dict[str, str]:
+    return os.environ | {"TPPLAN_CACHE": cache}
+
+
+def _run(command: list[str], cache: str = "") -> tuple[float, int, float]:
     """Wall seconds, peak memory in KiB and processor seconds of a child; its exit code is a verdict, not a failure."""
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = _environment(cache)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     _, _, usage = os.wait4(process.pid, 0)
     process.returncode = 0
     return time.perf_counter() - started, usage.ru_maxrss, usage.ru_utime + usage.ru_stime
