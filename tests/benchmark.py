@@ -4,7 +4,8 @@ For GLM-4-9B: processor time of `tpplan check`, all stages, over that of a new p
 class and DTensor, with the most that it may be; the runs take turns. For each model: wall time of `tpplan check` in a
 new process over the wall time of a new process that only imports torch and Transformers, its peak memory, and the same
 at twice the ranks. Then, in one process that has imported both libraries: wall time of the library call, and of running
-every layer instead of one of each kind. Last, wall time of `tpplan sizes` of a 70B model, over that of one check of it; then what is proven once and remembered, or sealed.
+every layer instead of one of each kind. Last, wall time of `tpplan sizes` of a 70B model, over that of one check of it,
+then of what is remembered and of what is sealed.
 
 GLM-4-9B passes at 2 ranks and fails at 4, where a check also looks for a repair and for sizes that work.
 """

@@ -104,7 +104,7 @@ def test_an_option_that_makes_no_sense_is_refused_once() -> None:
 def test_what_is_remembered_starts_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TPPLAN_CACHE", str(tmp_path))
     first = api.check_all(INPUTS, 2, depth="static", jobs=1)
-    monkeypatch.setattr(several, "_pooled", None)
+    monkeypatch.setattr(several, "_in_processes", None)
     again = api.check_all([name for name in INPUTS if name != "plans"], 2, depth="static", jobs=2)
     assert [bool(one.remembered) for one in again] == [True, False, True]
     assert [one.to_dict() for one in again if one.remembered] == [
@@ -116,7 +116,7 @@ class TestADeath:
     def test_takes_one_along(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A process dies with whatever it judges when it is the plan named half; the others have their reports."""
         monkeypatch.setattr(several, "checked", dies_at_half)
-        monkeypatch.setattr(several, "PRELOADED", [])
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # where a child finds this module
         reports = api.check_all(["llama", "plans/more/half.yaml", "plans/whole.yaml"], 2, jobs=2)
         assert [str(one.verdict) for one in reports] == ["pass", "incomplete", "pass"]
         assert [one.code for one in reports[1].errors] == ["TPP914"] and reports[1].exit_code == 1
@@ -125,7 +125,7 @@ class TestADeath:
     def test_of_the_parent_ends_the_processes(self, number: int, interruptible: None) -> None:
         script = (
             "from tests import test_several; from tpplan import several\n"
-            "several.checked = test_several.sleeps; several.PRELOADED = []\n"
+            "several.checked = test_several.sleeps\n"
             "from tpplan.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
         )
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -162,3 +162,16 @@ def eventually(condition, seconds: float = 20) -> bool:
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
     return condition()
+
+
+def test_a_script_without_a_guard_may_call_it(tmp_path: Path) -> None:
+    """No process runs the caller's program again."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import tpplan; print('begins')\n"
+        "reports = tpplan.check_all(['llama', 'plans/whole.yaml'], 2, depth='static', jobs=2)\n"
+        "print([str(one.verdict) for one in reports])\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["begins", "['pass', 'pass']"] and done.returncode == 0

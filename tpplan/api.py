@@ -58,9 +58,8 @@ def check_all(
     """The reports of `check` on several models and plans, in their order: libraries are imported once for all.
 
     A directory that is no model stands for the plan files in it. tp_size: of the models; a plan has its own. jobs:
-    processes at once, by default as many as there are processors; they are started as `multiprocessing` starts them, so
-    a script calls this under `if __name__ == "__main__"`. update: seal the plan files that pass, with what was proven
-    now. progress: called with how many are done, as text and 0 to 1.
+    processes at once, by default as many as there are processors. update: seal the plan files that pass, with
+    what was proven now. progress: called with how many are done, as text and 0 to 1.
 
     What cannot be read has a report that says so. Raises InputError for an option that makes no sense, and for a plan
     file that cannot be written.

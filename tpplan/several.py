@@ -1,34 +1,19 @@
 """Several models and plans judged in one call: what is remembered at once, the rest in a few processes.
 
-The processes are forked from one that has imported the libraries, so each of them is ready at once; they end with the
-process that asked, however it ends.
+Each process imports the libraries once and judges one after the other; it ends with the process that asked.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from tpplan import engine, remembered
+from tpplan.child import Child, ChildDied
 from tpplan.diagnostics import Diagnostic, Place, PlanError, Report, Stage, Status
 from tpplan.request import Request
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-# What a check imports, once for all processes.
-PRELOADED = [
-    "transformers",
-    "torch.distributed.tensor",
-    "tpplan.opening",
-    "tpplan.planner.solve",
-    "tpplan.stages.static",
-    "tpplan.stages.shapes",
-    "tpplan.stages.numerics",
-]
 Progress = Callable[[str, float], None]
 
 
@@ -77,54 +62,29 @@ def _here(requests: Mapping[int, Request], depth: str) -> Iterator[tuple[int, Re
 
 
 def _in_processes(requests: Mapping[int, Request], depth: str, jobs: int) -> Iterator[tuple[int, Report]]:
-    """When a process dies, all that was not finished is judged again, each alone: so it is known whose process dies."""
-    unfinished = dict(requests)
-    for number, report in _pooled(unfinished, depth, jobs):
-        if report is not None:
-            del unfinished[number]
-            yield number, report
-    for number, request in unfinished.items():
-        ((_, report),) = _pooled({number: request}, depth, 1)
-        yield number, report or _died(request, depth)
+    """Reports as they come. A process that dies takes the one that it judged along, and another takes its place."""
+    from concurrent.futures import ThreadPoolExecutor, as_completed
 
+    children: dict[int, Child] = {}  # of the threads, by their id
 
-def _pooled(requests: Mapping[int, Request], depth: str, jobs: int) -> Iterator[tuple[int, Report | None]]:
-    """Reports as they come; None for each that was not finished when a process died."""
-    from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    def asked(request: Request) -> Report:
+        mine = threading.get_ident()
+        child = children.get(mine) or children.setdefault(mine, Child())
+        try:
+            return child.call(checked, request, depth)
+        except ChildDied:
+            del children[mine]
+            return _died(request, depth)
 
-    context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    theirs, ours = context.Pipe(duplex=False)
-    with ours, ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(theirs, jobs)) as pool:
-        numbers: dict[Future, int] = {pool.submit(checked, one, depth): number for number, one in requests.items()}
+    with ThreadPoolExecutor(jobs) as threads:
+        numbers = {threads.submit(asked, request): number for number, request in requests.items()}
         try:
             for future in as_completed(numbers):
-                try:
-                    yield numbers[future], future.result()
-                except BrokenProcessPool:
-                    yield numbers[future], None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            ours.close()
-            raise
-
-
-def _begin(parent: Connection, jobs: int) -> None:
-    """In each process: end when the other end of `parent` is closed, as it is when who asked dies; share processors."""
-    from multiprocessing.connection import wait
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asked ends them
-
-    def end_with_parent() -> None:
-        wait([parent])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    import torch
-
-    torch.set_num_threads(max(1, processors() // jobs))
+                yield numbers[future], future.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for child in list(children.values()):
+                child.kill()
 
 
 def processors() -> int:

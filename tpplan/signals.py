@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import Any
 
 # Those that end a process at once unless it handles them, as far as the system has them.
 AT_ONCE = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name))
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ENDING = (signal.SIGINT, *AT_ONCE)  # SIGINT is KeyboardInterrupt already
 
 
@@ -35,3 +38,9 @@ def leaving_in_order() -> Any:
             raise SystemExit(128 + number)
 
     return handlers(AT_ONCE, leave)
+
+
+def die_with_parent(with_signal: int) -> None:
+    """Have the kernel send `with_signal` to this process when its parent dies. Does nothing except on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)

@@ -62,7 +62,7 @@ ENVIRONMENT: dict[str, Code] = {
         "process-died",
         "the process that judged it died",
         meaning="With several models or plans, each is judged in a process of its own. This one's ended without an "
-        "answer, twice: it was killed, or it ran out of memory.",
+        "answer: it was killed, or it ran out of memory.",
         reason="Nothing was learned about this model or plan; the others have their verdicts.",
         example="A process that is killed shows it: `tpplan check plans/` on a machine without free memory.",
         action="Check it alone: `tpplan check PLAN`.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import secrets
@@ -21,7 +20,6 @@ from tpplan.signals import ENDING, handlers, leaving_in_order
 MARKER = "TPPLAN_LAUNCH"  # in the environment of every process that a workspace starts
 KILL_SECONDS = 10.0
 LEAST_PROCESS_BYTES = 150 * 2**20  # private memory of a process that has imported torch and Transformers
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +87,6 @@ def marked(marker: str) -> list[int]:
         except OSError:
             continue  # another user's, or gone in the meantime
     return found
-
-
-def die_with_parent(with_signal: int) -> None:
-    """Have the kernel send `with_signal` to this process when its parent dies. Does nothing except on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0)
 
 
 def _end(children: list[subprocess.Popen], marker: str) -> None:

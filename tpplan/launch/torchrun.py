@@ -17,9 +17,9 @@ from typing import Any
 
 from tpplan.diagnostics import Diagnostic, PlanError, Report
 from tpplan.garbage import collect_less_often
-from tpplan.launch.processes import die_with_parent, own_command
+from tpplan.launch.processes import own_command
 from tpplan.model.internals import versions
-from tpplan.signals import ENDING, handlers
+from tpplan.signals import ENDING, die_with_parent, handlers
 from tpplan.targets import AUTOLOAD
 from tpplan.units import one_line
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from tpplan.garbage import collect_less_often
 from tpplan.launch.compare import UnshardedNumbers, first_unequal, local_part, on_cpu
-from tpplan.launch.processes import die_with_parent
 from tpplan.launch.records import (
     NUMBERS,
     UNSHARDED,
@@ -30,6 +29,7 @@ from tpplan.launch.records import (
     read_job,
     read_result,
 )
+from tpplan.signals import die_with_parent
 from tpplan.units import message, one_line
 
 PEERS_SECONDS = 2.0
