@@ -12,7 +12,10 @@ import pytest
 
 from tests.support import configs
 from tpplan import PlanError, Report, api, engine, fingerprint, plan, remembered
+from tpplan.choices import Device
 from tpplan.diagnostics import Diagnostic, Stage, Status, Verdict
+from tpplan.plan_files.document import ModelFacts, Plan, Target
+from tpplan.targets import Attached
 
 PASSED = {"static": Stage(status=Status.PASSED, seconds=1.5)}
 MODEL = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -72,6 +75,16 @@ class TestTheSameQuestion:
         monkeypatch.setenv(remembered.DIRECTORY, "")
         assert [api.check(str(model), 2).remembered for _ in range(2)] == [None, None]
         assert remembered.directory() is None
+
+    def test_is_kept_nowhere_where_the_user_has_no_home(
+        self, model: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a container whose user has no name: `~` stays, and would be a directory in the current one."""
+        monkeypatch.delenv(remembered.DIRECTORY)
+        monkeypatch.setattr("platformdirs.user_cache_path", lambda name: Path("~/.cache", name))
+        monkeypatch.chdir(model)
+        assert [api.check(str(model), 2).remembered for _ in range(2)] == [None, None]
+        assert not Path("~").exists()
 
     def test_in_a_new_process_loads_nothing(self, model: Path, kept: Path) -> None:
         """For check and sizes, on the command line: the real answers, with every stage."""
@@ -168,6 +181,69 @@ class TestAnotherQuestion:
             assert api.check(str(model), 2).remembered is None
         fingerprint._installed.cache_clear()
 
+    def test_machine(self, model: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        """The generation of its TPU is that of `--device tpu`; the cache may be in a home that machines share."""
+        assert [bool(api.check(str(model), 2, device="tpu").remembered) for _ in range(2)] == [False, True]
+        here = Attached(device=Device.TPU_V5E, usable=4)
+        monkeypatch.setattr(fingerprint, "attached_tpus", lambda: here)
+        assert api.check(str(model), 2, device="tpu").remembered is None
+
+    def test_what_another_kind_of_name_leads_to(
+        self, model: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A config in the hub's cache, and then the same in a directory of that name, whose checkpoint counts."""
+        monkeypatch.chdir(model.parent)
+        hub = Path(configs.write(model.parent / "hub", configs.llama(**MODEL)))
+        monkeypatch.setattr(fingerprint, "located", lambda _: (hub / "config.json", None))
+        api.check("model", 2)
+        monkeypatch.undo()
+        monkeypatch.chdir(model.parent)
+        monkeypatch.setenv(remembered.DIRECTORY, str(model.parent / "cache"))
+        assert api.check("model", 2).remembered is None
+
+    def test_a_path_that_cannot_be_read_is_not_known(
+        self, model: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused() -> str:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(fingerprint, "_installed", refused)
+        assert [api.check(str(model), 2).remembered for _ in range(2)] == [None, None]
+
+
+class TestAChangeMeanwhile:
+    """What was read for the answer may be before or after the change, so it is kept for neither."""
+
+    @pytest.fixture
+    def edits(self, monkeypatch: pytest.MonkeyPatch) -> list:
+        """What happens while the engine answers, each once."""
+        todo: list = []
+
+        def answer(_, request, *__):
+            if todo:
+                todo.pop()()
+            return Report(model=str(request.called), tp_size=request.tp_size, stages=PASSED)
+
+        monkeypatch.setattr(engine, "answer", answer)
+        return todo
+
+    def test_of_the_config(self, model: Path, edits: list) -> None:
+        before = (model / "config.json").read_text()
+        edits.append(lambda: configs.write(model, configs.llama(vocab_size=100)))
+        api.check(str(model), 2)
+        assert api.check(str(model), 2).remembered is None
+        (model / "config.json").write_text(before)
+        assert api.check(str(model), 2).remembered is None
+
+    def test_of_the_model_that_a_plan_leads_to(self, model: Path, edits: list, tmp_path: Path) -> None:
+        facts = ModelFacts(id=str(model), auto_class="AutoModelForCausalLM", config=configs.llama(**MODEL))
+        path = tmp_path / "plan.yaml"
+        path.write_text(Plan(model=facts, target=Target(tp_size=2), overrides={}).to_yaml())
+        edits.append(lambda: configs.write(model, configs.llama(vocab_size=100)))
+        api.check(str(path))
+        assert api.check(str(path)).remembered is None
+        assert api.check(str(path)).remembered
+
 
 class TestOfAPlan:
     @pytest.fixture
@@ -262,11 +338,29 @@ class TestWhatIsKept:
 
     def test_what_a_killed_process_left_goes(self, kept: Path, model: Path, asked: list[str]) -> None:
         kept.mkdir()
-        for name, age in (("old.tmp", 2 * remembered.FORGOTTEN), ("new.tmp", 1)):
+        old, new = f"{0:016x}.tmp", f"{1:016x}.tmp"
+        for name, age in ((old, 2 * remembered.FORGOTTEN), (new, 1)):
             (kept / name).touch()
             os.utime(kept / name, (0, (kept / name).stat().st_mtime - age))
         api.check(str(model), 2)
-        assert [path.name for path in kept.glob("*.tmp")] == ["new.tmp"]
+        assert [path.name for path in kept.glob("*.tmp")] == [new]
+
+    def test_files_of_others_stay(
+        self, kept: Path, model: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The variable may name a directory that has more in it; what cannot be removed does not end the pruning."""
+        monkeypatch.setattr(remembered, "KEPT", 1)
+        kept.mkdir()
+        theirs = [kept / name for name in ("config.json", "draft.tmp", f"{2:064x}.json.bak")]
+        for path in theirs:
+            path.touch()
+        for path in (directory := kept / f"{0:064x}.json"), kept / f"{1:064x}.json":
+            path.mkdir() if path is directory else path.symlink_to("nowhere")
+        for path in kept.iterdir():
+            os.utime(path, (0, 0), follow_symlinks=False)
+        api.check(str(model), 2)
+        assert {*theirs, directory} < {*kept.iterdir()} and len(list(kept.iterdir())) == 5
+        assert api.check(str(model), 2).remembered
 
 
 class TestDamage:
@@ -292,6 +386,16 @@ class TestDamage:
         entry.write_bytes(damage(entry.read_text()).encode("utf-8", "surrogateescape"))
         assert api.check(str(model), 2).remembered is None
         assert api.check(str(model), 2).remembered, "and it is whole again"
+
+    @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has none of these")
+    def test_no_file(self, model: Path, asked: list[str], kept: Path, make) -> None:
+        """It is neither waited for nor read to its end, which it does not have."""
+        api.check(str(model), 2)
+        (entry,) = kept.glob("*.json")
+        entry.unlink()
+        make(entry)
+        assert api.check(str(model), 2).remembered is None
 
     def test_directory(self, model: Path, asked: list[str], kept: Path) -> None:
         kept.write_text("a file where the directory would be")

@@ -10,7 +10,7 @@ import pytest
 import tpplan
 from tests.support import configs
 from tests.support.subjects import rules
-from tpplan import InputError, Plan, PlanError, engine
+from tpplan import InputError, Plan, PlanError, api, engine
 from tpplan.cli import main
 from tpplan.plan_files import seal
 from tpplan.plan_files.file import read_plan
@@ -148,6 +148,22 @@ class TestProvenAnew:
             tpplan.distributed_config(file, model=other)
         assert proofs and "quantization_config" in caplog.text
 
+    def test_for_code_of_the_model(self, file: Path, made: Plan, proofs: list[str], caplog, tmp_path: Path) -> None:
+        """It may change without a word in config or versions. Where none is run, the seal holds."""
+        code = configs.write(tmp_path / "code", MODEL | {"auto_map": {"AutoModelForCausalLM": "modeling.Own"}})
+        tpplan.distributed_config(file, model=code)
+        tpplan.distributed_config(file, trust_remote_code=True)
+        assert proofs == []
+        with pytest.raises(PlanError):
+            tpplan.distributed_config(file, model=code, trust_remote_code=True)
+        assert proofs and "the code of the model" in caplog.text
+
+    def test_for_a_tpu_that_this_machine_names(self, made: Plan, proofs: list[str], caplog) -> None:
+        """Another machine has another one, or none."""
+        with pytest.raises(PlanError):
+            tpplan.distributed_config(seal.sealed(replace(made, target=replace(made.target, device="tpu"))))
+        assert proofs and "no named generation" in caplog.text
+
     def test_where_that_is_asked_for(self, file: Path, proofs: list[str], capsys: pytest.CaptureFixture) -> None:
         with pytest.raises(PlanError):
             tpplan.distributed_config(file, trust="never")
@@ -166,7 +182,7 @@ class TestProvenAnew:
         assert "depends on the checkpoint" in caplog.text
 
 
-@pytest.mark.parametrize("options", [{"batch": 2}, {"max_length": 8}, {"trust_remote_code": True}])
+@pytest.mark.parametrize("options", [{"batch": 2}, {"max_length": 8}])
 def test_what_a_plan_does_not_say_is_not_sealed(tmp_path: Path, options: dict) -> None:
     """Memory that is enough for 8 tokens may not be for as many as the model takes."""
     made = tpplan.plan(configs.write(tmp_path, MODEL), 2, **options)
@@ -217,7 +233,7 @@ class TestUpdate:
         for text, wanted in ((before + rest, after + rest), (rest + before, rest + after)):
             path = tmp_path / "p.yaml"
             path.write_text(text)
-            seal.update(str(path), report)
+            seal.update(str(path), report, seal.unproven(str(path)))
             strategy = f"  strategy: {made.proven.strategy}\n"
             expected = (
                 wanted.replace("NEW", proof.replace(strategy, "")) if before else rest + proof.replace(strategy, "")
@@ -231,9 +247,41 @@ class TestUpdate:
         path = tmp_path / "p.yaml"
         path.write_text(json.dumps(made.to_dict()))
         before = path.read_text()
+        report = replace(tpplan.Report(model="m"), versions=made.proven.versions, stages=passed())
         with pytest.raises(InputError, match="nothing was changed"):
-            seal.update(str(path), replace(tpplan.Report(model="m"), versions=made.proven.versions, stages=passed()))
+            seal.update(str(path), report, replace(made, proven=None))
         assert path.read_text() == before
+
+    @pytest.mark.parametrize(
+        ("meanwhile", "said"),
+        [
+            (lambda path: path.write_text(path.read_text().replace("q_proj: repl", "x_proj: repl")), "was edited"),
+            (Path.unlink, "no such file"),
+            (lambda path: path.write_bytes(b"\xff"), "not UTF-8"),
+            (lambda path: path.write_text("# why\n" + path.read_text()), ""),
+        ],
+        ids=["edited", "gone", "no text", "a comment"],
+    )
+    def test_what_the_file_says_by_now_is_not_sealed_unproven(
+        self, file: Path, made: Plan, monkeypatch: pytest.MonkeyPatch, meanwhile, said: str
+    ) -> None:
+        """The same file twice, under two names, is sealed twice."""
+        assert made.proven
+        report = replace(tpplan.Report(model="m"), versions=made.proven.versions, stages=passed())
+        Path("same.yaml").symlink_to(file)
+        names = [str(file), "same.yaml"]
+
+        def check_each(*_: object) -> list[tpplan.Report]:
+            meanwhile(file)
+            return [replace(report, plan=name) for name in names]
+
+        monkeypatch.setattr("tpplan.several.check_each", check_each)
+        if said:
+            with pytest.raises(InputError, match=said):
+                api.check_all(names, update=True)
+        else:
+            api.check_all(names, update=True)
+            assert file.read_text().startswith("# why\n") and read_plan(file).plan.proven
 
 
 def passed() -> dict:

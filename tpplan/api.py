@@ -75,10 +75,12 @@ def check_all(
     for one in inputs(models_or_plans):
         request = make_request(one, tp_size, **options)
         requests.append(request if single or not request.is_plan else replace(request, tp_size=None))
+    plans = [one.what for one in requests if isinstance(one.what, str) and one.is_plan] if update else []
+    before = {path: seal.unproven(path) for path in plans}
     reports = several.check_each(requests, depth, jobs, progress)
     for report in reports:
         if update and report.plan is not None and report.verdict is Verdict.PASS:
-            seal.update(report.plan, report)
+            seal.update(report.plan, report, before[report.plan])
     return reports
 
 

@@ -215,7 +215,7 @@ def _plan_of(request: Request, made: Repair) -> Plan:
         proven=proof_of(made.judgement.stages, versions(), made.strategy if made.overrides else None),
     )
     # A plan says neither for which batch and length its memory is enough, nor which code a model brings.
-    unsaid = subject.batch or subject.max_length or subject.spec.trust_remote_code
+    unsaid = subject.batch or subject.max_length or subject.spec.runs_own_code
     return plan if unsaid else sealed(plan)
 
 

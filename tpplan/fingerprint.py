@@ -18,6 +18,7 @@ from tpplan.plain import to_plain
 from tpplan.plan_files.document import Plan
 from tpplan.request import Request
 from tpplan.source import located, weights_of
+from tpplan.targets import attached_tpus
 
 DECIDING = ("torch", "transformers")  # and torch_tpu, where it is installed
 ABSENT = "absent"
@@ -36,7 +37,12 @@ def question(function: str, request: Request, *args: Any) -> str:
         asked["content"] = _content(request.what) if request.is_plan else model_content(request, request.what)
     if request.model is not None:
         asked["model_content"] = model_content(request, request.model)
-    return _digest(json.dumps([function, asked, to_plain(args), _installed()], sort_keys=True).encode())
+    try:
+        attached = attached_tpus()  # whose generation is that of the device `tpu`
+        here = [attached.device if attached else None, _installed()]
+    except OSError as error:
+        raise NotKnown(str(error)) from error
+    return _digest(json.dumps([function, asked, to_plain(args), here], sort_keys=True).encode())
 
 
 def model_of_plan(request: Request) -> str | None:
@@ -63,7 +69,7 @@ def model_content(request: Request, name: str) -> str:
     """The digest of what is read of a model: its config, the headers of its weights, and its code where that runs."""
     try:
         file, directory = located(name)
-        parts = {"config": _content(file)}
+        parts = {"file": str(file), "config": _content(file)}  # a directory, a file and a hub id may have one name
         if request.trust_remote_code and directory is None:
             raise NotKnown("code of a hub repository or beside a file")
         if weights := weights_of(name, file, directory):

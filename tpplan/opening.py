@@ -64,6 +64,8 @@ def _asks_for_more(request: Request, target: Target) -> str:
         asked = getattr(request, name)
         if asked not in (None, getattr(target, name)):
             return f"it was proven for {name} {getattr(target, name)}, not {asked}"
+    if target.device == Device.TPU:
+        return "it was proven for a TPU of no named generation"
     given = next((name for name in ("auto_class", "batch", "max_length") if getattr(request, name) is not None), None)
     return f"it was proven without {given}" if given else ""
 
@@ -72,6 +74,8 @@ def _differs(spec: ModelSpec, plan: Plan) -> str:
     """In what the config at hand, or its checkpoint, may differ from what the plan was proven for."""
     if plan.target.device.startswith("tpu") and transformers_version() < TIES_LOAD_ON_TPU:
         return f"with Transformers before {dotted(TIES_LOAD_ON_TPU)} it depends on the checkpoint"
+    if spec.runs_own_code:
+        return "the code of the model may have changed since"
     made_for = dict(plan.model.config)
     quantized = made_for.get("quantization_config")
     changed = changed_facts(made_for, spec.config)

@@ -41,6 +41,6 @@ def from_plain(kind: Any, value: Any) -> Any:
         return made(**{name: from_plain(hints[name], item) for name, item in value.items()})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
-    if kind in (str, int, bool, float) and not isinstance(value, (int, float) if kind is float else kind):
+    if kind in (str, int, bool, float, dict) and not isinstance(value, (int, float) if kind is float else kind):
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -18,11 +19,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from tpplan import engine, fingerprint
 from tpplan.diagnostics import PlanError, Report, Verdict
+from tpplan.files import read_regular
 from tpplan.plain import from_plain, to_plain
 from tpplan.request import Request
 
 DIRECTORY = "TPPLAN_CACHE"  # the variable that names the directory; empty: nothing is kept
 KEPT = 1000  # entries; the oldest go first
+MAX_BYTES = 16 << 20  # of an entry
+ENTRY, UNFINISHED = re.compile(r"[0-9a-f]{64}\.json"), re.compile(r"[0-9a-f]{16}\.tmp")  # all else is not ours
 FORGOTTEN = 3600  # seconds after which an unfinished file is nobody's
 
 Given = ParamSpec("Given")
@@ -43,18 +47,19 @@ def answer(
     known = recalled(function, request, *args, **kwargs)
     if known is not None:
         return known
-    name, given = function.__name__, (*args, *kwargs.values())
-    file = _file(name, request, *given)
+
+    def place() -> tuple[Path, dict[str, str]] | None:
+        return _place(function.__name__, request, *args, *kwargs.values())
+
+    before = place()
     try:
         found = engine.answer(function, request, *args, **kwargs)
     except PlanError as error:
-        if file and type(error) is PlanError and _is_settled(error.report) and _file(name, request, *given) == file:
-            _write(file, request, "raised", error.report)
+        if before and type(error) is PlanError and _is_settled(error.report) and place() == before:
+            _write(*before, "raised", error.report)
         raise
-    if (
-        file and all(map(_is_settled, _reports(found))) and _file(name, request, *given) == file
-    ):  # nothing moved in the meantime
-        _write(file, request, "answer", found)
+    if before and all(map(_is_settled, _reports(found))) and place() == before:  # else it changed meanwhile
+        _write(*before, "answer", found)
     return found
 
 
@@ -77,7 +82,8 @@ def directory() -> Path | None:
         return Path(named) if named else None
     import platformdirs
 
-    return platformdirs.user_cache_path("tpplan")
+    home = platformdirs.user_cache_path("tpplan")
+    return home if home.is_absolute() else None  # a user without a home
 
 
 def _file(function: str, request: Request, *args: Any) -> Path | None:
@@ -88,10 +94,21 @@ def _file(function: str, request: Request, *args: Any) -> Path | None:
         return None
 
 
+def _place(function: str, request: Request, *args: Any) -> tuple[Path, dict[str, str]] | None:
+    """The entry of a question, and the digest of the model on disk that its plan leads to; None where none is kept."""
+    file = _file(function, request, *args)
+    try:
+        name = fingerprint.model_of_plan(request) if file else None
+        depends = {} if name is None else {name: fingerprint.content_on_disk(request, name)}
+    except (fingerprint.NotKnown, PlanError):
+        return None
+    return (file, depends) if file else None
+
+
 def _read(file: Path, request: Request, kind: Any) -> Any:
     """The answer in an entry, or the PlanError that was raised; None where there is none that holds."""
     try:
-        entry = json.loads(file.read_text(encoding="utf-8"))
+        entry = json.loads(read_regular(file, MAX_BYTES))
         if any(fingerprint.content_on_disk(request, name) != known for name, known in entry["depends"].items()):
             return None
         said = _marked(entry["said"], entry["date"])
@@ -100,10 +117,8 @@ def _read(file: Path, request: Request, kind: Any) -> Any:
         return None
 
 
-def _write(file: Path, request: Request, kind: str, said: Any) -> None:
-    with contextlib.suppress(OSError, ValueError, TypeError, PlanError, fingerprint.NotKnown):
-        name = fingerprint.model_of_plan(request)
-        depends = {} if name is None else {name: fingerprint.content_on_disk(request, name)}
+def _write(file: Path, depends: dict[str, str], kind: str, said: Any) -> None:
+    with contextlib.suppress(OSError, ValueError, TypeError):
         entry = {"date": date.today().isoformat(), "depends": depends, "kind": kind, "said": to_plain(said)}
         text = json.dumps(entry)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -118,11 +133,15 @@ def _write(file: Path, request: Request, kind: str, said: Any) -> None:
 
 def _prune(home: Path) -> None:
     """Remove the oldest entries beyond KEPT, and what a process that was killed left unfinished."""
-    ages = {path: path.stat().st_mtime for path in home.iterdir() if path.suffix in (".json", ".tmp")}
-    entries = sorted((path for path in ages if path.suffix == ".json"), key=ages.__getitem__)
-    unfinished = [path for path in ages if path.suffix == ".tmp" and ages[path] < time.time() - FORGOTTEN]
+    ages = {}
+    for path in home.iterdir():
+        with contextlib.suppress(OSError):  # another process removed it
+            ages[path] = path.lstat().st_mtime
+    entries = sorted(filter(lambda path: ENTRY.fullmatch(path.name), ages), key=ages.__getitem__)
+    unfinished = [path for path in ages if UNFINISHED.fullmatch(path.name) and ages[path] < time.time() - FORGOTTEN]
     for path in (*entries[:-KEPT], *unfinished):
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a directory
+            path.unlink()
 
 
 def _reports(found: Any) -> Iterator[Report]:

@@ -118,7 +118,7 @@ def _plans_in(what: str | os.PathLike[str] | Plan) -> list[str]:
     """The plan files in a directory that is no model and below it, but for hidden ones; none where it is none."""
     try:
         directory = None if isinstance(what, Plan) else Path(what)
-        if directory is None or not directory.is_dir() or (directory / CONFIG_NAME).exists():
+        if directory is None or what == "" or not directory.is_dir() or (directory / CONFIG_NAME).exists():
             return []
     except (OSError, ValueError):  # too long for a path, a NUL inside
         return []

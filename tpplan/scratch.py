@@ -54,6 +54,12 @@ def remove(made: Path) -> None:
         os.close(_held.pop(made))
 
 
+def remove_all() -> None:
+    """Remove all that this process has made, for one that ends at once."""
+    for made in list(_held):
+        remove(made)
+
+
 @cache
 def _remove_abandoned(home: str) -> None:
     """Remove this user's directories that no process holds."""

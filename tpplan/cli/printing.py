@@ -69,7 +69,11 @@ def write(text: Any, stream: str = "stdout") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False)
+    class Pipe(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1, which says that a plan fails
+
+    console = Pipe(stderr=stream == "stderr", soft_wrap=True, markup=False, highlight=False, emoji=False)
     if isinstance(text, Table) and not console.is_terminal:  # a file has no width that a table must keep to
         console.width = 10_000
         console.width = console.measure(text).maximum

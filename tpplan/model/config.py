@@ -55,6 +55,11 @@ class ModelSpec:
     dtype_is_assumed: bool = False
 
     @property
+    def runs_own_code(self) -> bool:
+        """Whether Python files of the model's repository are run, which no config and no version tells about."""
+        return self.trust_remote_code and bool(remote_code(self.source.config))
+
+    @property
     def loaded_as(self) -> str:
         """The dtype that weights have on a device, and the method of those that stay as their checkpoint packs them."""
         packed = self.scheme is not None and not self.scheme.dequantized

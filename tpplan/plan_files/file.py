@@ -40,6 +40,11 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
 
     Raises InputError with every mistake in the file (TPP101 to TPP105), sorted by position.
     """
+    return parse_plan(read_text(path), file=os.fspath(path))
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of the plan file at `path`. Raises InputError (TPP101)."""
     name = os.fspath(path)
     try:
         data = read_regular(name, MAX_BYTES + 1)
@@ -49,12 +54,11 @@ def read_plan(path: str | os.PathLike[str]) -> PlanFile:
     if len(data) > MAX_BYTES:
         raise _too_large(name)
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line, _ = end_of(data[: error.start].decode("utf-8"))
         found = f"byte 0x{data[error.start]:02x} at offset {error.start}"
         raise _unreadable(Place(file=name, line=line), "the file is not UTF-8 text", found) from None
-    return parse_plan(text, file=name)
 
 
 def parse_plan(text: str, file: str = "<string>") -> PlanFile:

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from tpplan import __version__
 from tpplan.diagnostics import Diagnostic, InputError, Place, Report, Stage, Status
-from tpplan.files import read_regular, write_atomically
+from tpplan.files import write_atomically
 from tpplan.plan_files.document import Plan, Proof
-from tpplan.plan_files.file import MAX_BYTES, PlanFile, parse_plan
+from tpplan.plan_files.file import PlanFile, parse_plan, read_text
 
 
 def sealed(plan: Plan) -> Plan:
@@ -39,18 +39,28 @@ def broken(plan: Plan, installed: Mapping[str, str], stages: Iterable[str]) -> s
     return ""
 
 
-def update(path: str, report: Report) -> None:
+def unproven(path: str) -> Plan | None:
+    """The plan in a file, without what was proven; None where the file cannot be read."""
+    plan = _plan_in(path)
+    return plan and replace(plan, proven=None)
+
+
+def update(path: str, report: Report, judged: Plan | None) -> None:
     """Write what a report proves into the plan file that it is about; all else in the file stays as it is.
 
-    Raises InputError where the file cannot be written, or is not what it was when it was judged.
+    judged: what `unproven` said of the file before it was judged. Raises InputError where the file cannot be written,
+    or says something else by now.
     """
-    text = read_regular(path, MAX_BYTES).decode("utf-8")
+    text = read_text(path)
     file = parse_plan(text, path)
+    if replace(file.plan, proven=None) != judged:
+        raise _not_updated(path, "the plan was edited while it was checked; it was not sealed", "check it again")
     strategy = file.plan.proven.strategy if file.plan.proven else None
     wanted = sealed(replace(file.plan, proven=proof_of(report.stages, report.versions, strategy)))
     made = _with_proof(text, file, wanted.proven_yaml())
-    if _plan_in(made, path) != wanted:
-        raise _not_updated(path)
+    if _plan_in(path, made) != wanted:
+        said = "the proof cannot be written into this file's layout; nothing was changed"
+        raise _not_updated(path, said, "put the part `proven` on lines of its own, not in braces")
     write_atomically(path, made)
 
 
@@ -85,9 +95,9 @@ def _with_proof(text: str, file: PlanFile, proof: str) -> str:
     return "".join((*lines[:first], proof, *lines[end:]))
 
 
-def _plan_in(text: str, path: str) -> Plan | None:
+def _plan_in(path: str, text: str | None = None) -> Plan | None:
     try:
-        return parse_plan(text, path).plan
+        return parse_plan(read_text(path) if text is None else text, path).plan
     except InputError:
         return None
 
@@ -102,12 +112,5 @@ def _release(version: str | None) -> str | None:
     return version and version.partition("+")[0]
 
 
-def _not_updated(path: str) -> InputError:
-    return InputError(
-        Diagnostic(
-            code="TPP101",
-            message="the proof cannot be written into this file's layout; nothing was changed",
-            where=Place(file=path),
-            fix="put the part `proven` on lines of its own, not in braces",
-        )
-    )
+def _not_updated(path: str, said: str, fix: str) -> InputError:
+    return InputError(Diagnostic(code="TPP101", message=said, where=Place(file=path), fix=fix))
