@@ -196,6 +196,17 @@ def test_no_room_for_the_output(tmp_path: Path, arguments: list[str]) -> None:
     assert done.returncode == 1 and done.stderr == "there is no room for the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_a_reader_that_is_gone_is_no_plan_that_fails(output_format: str) -> None:
+    """Nor is it a bug: 141 is what a shell gives for SIGPIPE."""
+    command = [sys.executable, "-m", "tpplan", "check", "no.yaml", "--format", output_format]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        done = subprocess.run(command, cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_an_encoding_without_the_character_is_no_bug(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

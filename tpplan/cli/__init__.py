@@ -39,7 +39,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         return 130
-    except BrokenPipeError:
+    except SystemExit as stop:
+        if not isinstance(
+            stop.__context__, BrokenPipeError
+        ):  # for which typer and rich exit with 1, as if a plan failed
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
