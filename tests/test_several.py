@@ -15,7 +15,7 @@ from jsonschema import Draft202012Validator
 
 from tests.support import configs
 from tests.support.subjects import rules
-from tpplan import InputError, Report, api, several
+from tpplan import InputError, Report, api, scratch, several
 from tpplan.cli import main
 from tpplan.diagnostics import Stage, Status
 from tpplan.plan_files.document import ModelFacts, Plan, Target
@@ -96,6 +96,11 @@ def test_a_directory_without_plans_is_said_to_be_no_model(tmp_path: Path) -> Non
     assert [one.errors[0].code for one in api.check_all([str(tmp_path)], 2)] == ["TPP110"]
 
 
+def test_no_name_is_not_the_directory_at_hand() -> None:
+    """As of a variable of the shell that is not set."""
+    assert [one.plan for one in api.check_all(["", "no.yaml"], 2, depth="static", jobs=1)] == [None, None]
+
+
 def test_an_option_that_makes_no_sense_is_refused_once() -> None:
     with pytest.raises(InputError, match="depth is 'deep'"):
         api.check_all(INPUTS, 2, depth="deep")
@@ -122,20 +127,22 @@ class TestADeath:
         assert [one.code for one in reports[1].errors] == ["TPP914"] and reports[1].exit_code == 1
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-    def test_of_the_parent_ends_the_processes(self, number: int, interruptible: None) -> None:
+    def test_of_the_parent_ends_the_processes(self, number: int, interruptible: None, tmp_path: Path) -> None:
+        (temporary := tmp_path / "tmp").mkdir()
         script = (
             "from tests import test_several; from tpplan import several\n"
             "several.checked = test_several.sleeps\n"
             "from tpplan.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
         )
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(temporary)}
         command = [sys.executable, "-c", script, "check", "llama", "plans/whole.yaml", "--tp-size", "2"]
         with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as parent:
-            assert eventually(lambda: len(sleepers()) == 2)
+            assert eventually(lambda: len(sleepers()) == 2 and len(list(temporary.glob("tpplan-*"))) == 2)
             parent.send_signal(number)
             parent.wait(20)
             assert parent.returncode != 0
             assert eventually(lambda: not sleepers()), "a process outlived the one that asked"
+            assert eventually(lambda: not list(temporary.glob("tpplan-*"))), "its directory did"
 
 
 def dies_at_half(request, depth: str) -> Report:
@@ -147,7 +154,8 @@ def dies_at_half(request, depth: str) -> Report:
 def sleeps(request, depth: str) -> Report:
     Path("sleepers").mkdir(exist_ok=True)
     Path("sleepers", str(os.getpid())).touch()
-    time.sleep(60)
+    with scratch.directory():
+        time.sleep(60)
     raise AssertionError("nobody ended it")
 
 

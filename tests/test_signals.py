@@ -80,6 +80,17 @@ def test_each_leaves_in_order_and_once(number: int) -> None:
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
+def test_one_that_python_dropped_is_not_the_last(recwarn: pytest.WarningsRecorder) -> None:
+    class Dropping:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as stop, leaving_in_order():
+        Dropping()
+        signal.raise_signal(signal.SIGHUP)
+    assert stop.value.code == 128 + signal.SIGHUP
+
+
 def test_what_a_kill_left_is_removed_by_the_next_run(home: Path, model: str) -> None:
     with start(home, "check", model, "--tp-size", "2") as process:
         assert eventually(lambda: saved_miniature(home))
@@ -105,6 +116,21 @@ class TestAbandoned:
         (there / "tpplan-dead" / "model.safetensors").touch()
         scratch._remove_abandoned(str(there))
         assert list(there.iterdir()) == []
+
+    def test_one_that_is_just_made_stays(self, there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another process looks at it right before it is locked."""
+        monkeypatch.setattr("tempfile.tempdir", str(there))
+
+        def flock(*given: int) -> None:
+            monkeypatch.undo()
+            scratch._remove_abandoned.cache_clear()
+            scratch._remove_abandoned(str(there))
+            fcntl.flock(*given)
+
+        monkeypatch.setattr(scratch.fcntl, "flock", flock)
+        made = scratch.make()
+        assert (made / scratch.LOCK).exists()
+        scratch.remove(made)
 
     def test_one_that_is_held_stays(self, there: Path) -> None:
         (there / "tpplan-live").mkdir()

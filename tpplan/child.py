@@ -16,8 +16,10 @@ from typing import Any
 
 from tpplan.garbage import collect_less_often
 from tpplan.launcher_variables import without_torchrun
-from tpplan.signals import die_with_parent
+from tpplan.signals import die_with_parent, leaving_in_order
 from tpplan.targets import AUTOLOAD
+
+GRACE = 5.0  # seconds to leave in order
 
 
 class ChildDied(RuntimeError):
@@ -36,12 +38,16 @@ class Child:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        self.end()
 
-    def kill(self) -> None:
-        """End it, whatever it does; a call that waits for it raises ChildDied."""
-        self._process.kill()
-        self._process.wait()
+    def end(self) -> None:
+        """End it, whatever it does, in order if it can; a call that waits for it raises ChildDied."""
+        self._process.terminate()
+        try:
+            self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `function(*args, **kwargs)` returns, or raises, there. Raises ChildDied."""
@@ -66,18 +72,19 @@ def call_in_child(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 def main() -> None:
     """The child's side: pickled calls on stdin, their pickled outcomes on stdout, everything printed on stderr."""
-    die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: who asked ends this process
     outcomes = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     collect_less_often()
-    while True:
-        try:
-            function, args, kwargs = pickle.load(sys.stdin.buffer)
-        except EOFError:  # nothing more is wanted
-            return
-        pickle.dump(_outcome(function, args, kwargs), outcomes)
-        outcomes.flush()
+    with leaving_in_order():
+        while True:
+            try:
+                function, args, kwargs = pickle.load(sys.stdin.buffer)
+            except EOFError:  # nothing more is wanted
+                return
+            pickle.dump(_outcome(function, args, kwargs), outcomes)
+            outcomes.flush()
 
 
 def _outcome(function: Callable[..., Any], args: tuple, kwargs: dict) -> tuple[bool, Any]:

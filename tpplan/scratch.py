@@ -42,8 +42,10 @@ def make(purpose: str = "") -> Path:
     _remove_abandoned(tempfile.gettempdir())
     made = Path(tempfile.mkdtemp(prefix=PREFIX + purpose))
     if fcntl:
-        _held[made] = os.open(made / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        early = made / f"{LOCK}.new"  # under its own name a lock is held from the start
+        _held[made] = os.open(early, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(_held[made], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        early.rename(made / LOCK)
     return made
 
 
@@ -52,12 +54,6 @@ def remove(made: Path) -> None:
     shutil.rmtree(made, ignore_errors=True)
     if made in _held:
         os.close(_held.pop(made))
-
-
-def remove_all() -> None:
-    """Remove all that this process has made, for one that ends at once."""
-    for made in list(_held):
-        remove(made)
 
 
 @cache

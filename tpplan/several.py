@@ -84,7 +84,7 @@ def _in_processes(requests: Mapping[int, Request], depth: str, jobs: int) -> Ite
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             for child in list(children.values()):
-                child.kill()
+                child.end()
 
 
 def processors() -> int:

@@ -29,13 +29,20 @@ def handlers(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Ite
 
 
 def leaving_in_order() -> Any:
-    """A context in which the signals that would end the process at once raise SystemExit, the first of them only."""
-    left: list[int] = []
+    """A context in which the signals that would end the process at once raise SystemExit, but not while it is left so.
+
+    A first one may be lost: Python drops what is raised in a `__del__` or in the callback of a weak reference.
+    """
+    raised: list[SystemExit] = []
 
     def leave(number: int, _: Any) -> None:
-        if not left:
-            left.append(number)
-            raise SystemExit(128 + number)
+        handled = sys.exc_info()[1]
+        while handled is not None:
+            if handled in raised:
+                return
+            handled = handled.__context__
+        raised.append(SystemExit(128 + number))
+        raise raised[-1]
 
     return handlers(AT_ONCE, leave)
 
