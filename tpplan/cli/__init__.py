@@ -39,10 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted\n")
         return 130
-    except SystemExit as stop:
-        if not isinstance(
-            stop.__context__, BrokenPipeError
-        ):  # for which typer and rich exit with 1, as if a plan failed
+    except (BrokenPipeError, SystemExit) as stop:  # for a broken pipe typer and rich exit with 1, as if a plan failed
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, BrokenPipeError):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
