@@ -241,6 +241,13 @@ class TestUpdate:
             without = [line for line in path.read_text().splitlines() if "seal:" not in line]
             assert without == [line for line in expected.splitlines() if "seal:" not in line]
 
+    def test_lines_end_as_they_did(self, made: Plan, tmp_path: Path) -> None:
+        path = tmp_path / "p.yaml"
+        path.write_bytes(replace(made, proven=None).to_yaml().replace("\n", "\r\n").encode())
+        report = replace(tpplan.Report(model="m"), versions=made.proven.versions, stages=passed())
+        seal.update(str(path), report, seal.unproven(str(path)))
+        assert read_plan(path).plan.proven and b"\n" not in path.read_bytes().replace(b"\r\n", b"")
+
     def test_a_layout_that_has_no_lines_for_it_is_left_alone(self, made: Plan, tmp_path: Path) -> None:
         import json
 

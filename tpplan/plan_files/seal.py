@@ -85,6 +85,8 @@ def _digest(plan: Plan) -> str:
 def _with_proof(text: str, file: PlanFile, proof: str) -> str:
     """The text of a plan file with `proof` in place of its part `proven`, or after all else."""
     lines = text.splitlines(keepends=True)
+    if "\r\n" in text:
+        proof = proof.replace("\n", "\r\n")
     tops = sorted(line for keys, (line, _) in file.places.items() if len(keys) == 1)
     first = file.places[("proven",)][0] - 1 if ("proven",) in file.places else len(lines)
     end = next((line - 1 for line in tops if line - 1 > first), len(lines))
