@@ -134,8 +134,8 @@ def _positions(module: Any) -> list[int]:
     return [value for name, value in vars(module).items() if name in POSITION_ATTRIBUTES and isinstance(value, int)]
 
 
-def first_of_each_kind(model: Any) -> dict[str, list[int]]:
-    """For each list of layers in the model, by name: the index of the first layer of every kind that occurs, in order.
+def layers_by_kind(model: Any) -> dict[str, list[list[int]]]:
+    """For each list of layers in the model, by name: the indices of the layers of every kind that occurs, in order.
 
     A number that rises from each layer to the next, and no parameter's shape with it, is a layer's place and no kind.
     """
@@ -145,11 +145,16 @@ def first_of_each_kind(model: Any) -> dict[str, list[int]]:
             configs: dict[int, Any] = {}
             signatures = [_signature(layer, configs) for layer in modules]
             places = _places(signatures)
-            seen: dict[_Signature, int] = {}
+            seen: dict[_Signature, list[int]] = {}
             for index, signature in enumerate(signatures):
-                seen.setdefault(_without(signature, places), index)
-            kinds[name] = sorted(seen.values())
+                seen.setdefault(_without(signature, places), []).append(index)
+            kinds[name] = list(seen.values())
     return kinds
+
+
+def first_of_each_kind(model: Any) -> dict[str, list[int]]:
+    """The index of the first layer of every kind, by list of layers, as `layers_by_kind` has them."""
+    return {name: [kind[0] for kind in kinds] for name, kinds in layers_by_kind(model).items()}
 
 
 def _layer_lists(model: Any) -> list[tuple[str, Any]]:

@@ -20,10 +20,11 @@ class TensorType:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A graph without collectives. takes, gives: the types of its arguments and results. modules: where its operators
-    are from, for messages."""
+    """A graph without collectives. takes, gives: the types of its arguments and results. key: equal where two segments
+    compute the same."""
 
     graph: Any
+    key: Hashable
     takes: tuple[TensorType, ...]
     gives: tuple[TensorType, ...]
 
@@ -125,18 +126,17 @@ class _Cutter:
         inside = set(run)
         takes = list(dict.fromkeys(node for one in run for node in one.all_input_nodes if node not in inside))
         gives = [node for node in run if any(user not in inside for user in node.users) and _is_tensor(node)]
-        key, segment = _key(run, takes, gives), None
+        key = _key(run, takes, gives)
         if key not in self.known:
-            segment = self._segment(run, takes, gives)
             self.known[key] = len(self.segments)
-            self.segments.append(segment)
+            self.segments.append(self._segment(key, run, takes, gives))
         arguments = tuple(self.values[node] for node in takes)
         results = tuple(self._number(node) for node in gives)
         if results:
             self.steps.append(Compute(segment=self.known[key], arguments=arguments, results=results))
         run.clear()
 
-    def _segment(self, run: list[Any], takes: list[Any], gives: list[Any]) -> Segment:
+    def _segment(self, key: Hashable, run: list[Any], takes: list[Any], gives: list[Any]) -> Segment:
         import torch
 
         graph = torch.fx.Graph()
@@ -147,6 +147,7 @@ class _Cutter:
         module = torch.fx.GraphModule(torch.nn.Module(), graph)
         return Segment(
             graph=module,
+            key=key,
             takes=tuple(self.types[self.values[node]] for node in takes),
             gives=tuple(
                 TensorType(shape=tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype) for node in gives
