@@ -29,6 +29,7 @@ SHOWN_BY_A_TEST = {
     "TPP901": "a broken installation",
     **{code: "real ranks" for code in CODES if code.startswith(("TPP51", "TPP52"))},
     **{code: "torch_tpu or a launcher" for code in CODES if code.startswith("TPP91")},
+    **{code: "the TPU's compiler" for code in CODES if code.startswith(("TPP60", "TPP94"))},
     **{code: "a machine, see `tpplan doctor`" for code in CODES if code.startswith(("TPP92", "TPP93"))},
 }
 
@@ -42,7 +43,7 @@ def test_slugs_and_titles_are_unique() -> None:
 class TestCode:
     def test_has_a_number_a_slug_and_a_page(self, code: str) -> None:
         entry = CODES[code]
-        assert re.fullmatch(r"TPP[1-59]\d\d", code)
+        assert re.fullmatch(r"TPP[1-69]\d\d", code)
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", entry.slug)
         assert len(entry.title) > 10 and not entry.title.endswith(".")
         for part in (entry.meaning, entry.reason, entry.action):

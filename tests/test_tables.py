@@ -100,4 +100,5 @@ def test_schemas_are_whole(name: SchemaName) -> None:
 
 def test_stages_have_distinct_names() -> None:
     assert len(set(table.names())) == len(table.names()) == len(table.STAGES) + 1
-    assert table.depths() == ("static", "shapes", "numerics"), "contract of the command line"
+    assert table.depths() == ("static", "shapes", "numerics", "aot"), "contract of the command line"
+    assert table.needed() == ("static", "shapes", "numerics")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tpplan.diagnostics import BytesPerRank, Memory, Report, Verdict
@@ -85,50 +85,6 @@ class Costs:
             "flops_per_token": usage.flops or None,
             "not_measured": usage.not_run,
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompiledProgram:
-    """What the TPU compiler says of one rank's program of the full-size model; sizes in bytes per chip.
-
-    phase: "prefill" or "decode". batch, tokens: sequences, and tokens of each, that it takes. max_length: tokens that
-    the static cache holds. refused: the compiler's words, where the program does not fit a chip; then nothing else is
-    known. arguments: of parameters, cache and inputs, of which the program itself counts `parameters` and `cache`.
-    outputs, of which `aliased` are in the place of arguments. flops, accessed: operations, and bytes read and written.
-    traced: collectives of the program, by kind. kept: those left in the compiled program, None where jax cannot read it.
-    collective_bytes: of the tensors that they complete. kernels: what runs by kernels of the TPU's own, with counts.
-    extrapolated: whether the numbers are of few layers and the growth that one more brings. seconds: all that it took.
-    """
-
-    phase: str
-    batch: int
-    tokens: int
-    max_length: int
-    topology: str
-    refused: str = ""
-    parameters: int = 0
-    cache: int = 0
-    arguments: int = 0
-    temporaries: int = 0
-    outputs: int = 0
-    aliased: int = 0
-    code: int = 0
-    flops: float = 0.0
-    accessed: float = 0.0
-    traced: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] | None = None
-    collective_bytes: int = 0
-    kernels: dict[str, int] = field(default_factory=dict)
-    extrapolated: bool = False
-    seconds: float = 0.0
-
-    @property
-    def hbm(self) -> int:
-        """All that a chip holds while the program runs."""
-        return self.arguments + self.temporaries + self.outputs - self.aliased + self.code
-
-    def to_dict(self) -> dict:
-        return asdict(self) | {"hbm": None if self.refused else self.hbm}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from tpplan.garbage import collect_less_often
 from tpplan.launcher_variables import without_torchrun
@@ -29,10 +30,13 @@ class ChildDied(RuntimeError):
 class Child:
     """A process that carries out calls, one after the other, until the context is left or this process dies."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: IO[bytes] | None = None) -> None:
+        """log: where all goes that it prints, this process's stderr if left out."""
         environment = without_torchrun(os.environ) | {AUTOLOAD: "0"}
         command = [sys.executable, "-m", "tpplan.child"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
+        )
 
     def __enter__(self) -> Child:
         return self
@@ -48,6 +52,17 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def call_within(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """As `call`; what takes longer is killed, and raises ChildDied."""
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            return self.call(function, *args, **kwargs)
+        except ChildDied as error:
+            raise ChildDied(f"{error}" if timer.is_alive() else f"it took more than {seconds:g} s") from error
+        finally:
+            timer.cancel()
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `function(*args, **kwargs)` returns, or raises, there. Raises ChildDied."""

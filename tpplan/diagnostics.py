@@ -147,11 +147,56 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompiledProgram:
+    """What the TPU compiler says of one rank's program of the full-size model; sizes in bytes per chip.
+
+    phase: "prefill" or "decode". batch, tokens: sequences, and tokens of each, that it takes. max_length: tokens that
+    the static cache holds. refused: the compiler's words, where the program does not fit a chip; then nothing else is
+    known. arguments: of parameters, cache and inputs, of which the program itself counts `parameters` and `cache`.
+    outputs, of which `aliased` are in the place of arguments. flops, accessed: operations, and bytes read and written.
+    traced: collectives of the program, by kind. kept: those left once it is compiled, None where jax cannot read that.
+    collective_bytes: of the tensors that they complete. kernels: what runs by kernels of the TPU's own, with counts.
+    extrapolated: whether the numbers are of few layers and the growth that one more brings. seconds: all that it took.
+    """
+
+    phase: str
+    batch: int
+    tokens: int
+    max_length: int
+    topology: str
+    refused: str = ""
+    parameters: int = 0
+    cache: int = 0
+    arguments: int = 0
+    temporaries: int = 0
+    outputs: int = 0
+    aliased: int = 0
+    code: int = 0
+    flops: float = 0.0
+    accessed: float = 0.0
+    traced: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] | None = None
+    collective_bytes: int = 0
+    kernels: dict[str, int] = field(default_factory=dict)
+    extrapolated: bool = False
+    seconds: float = 0.0
+
+    @property
+    def hbm(self) -> int:
+        """All that a chip holds while the program runs."""
+        return self.arguments + self.temporaries + self.outputs - self.aliased + self.code
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {"hbm": None if self.refused else self.hbm}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that one check found. `verdict` follows from stages and diagnostics alone.
 
     plan: the plan file that was judged, as the user gave it. memory: None where it was not asked for. ranks: what each
-    rank of a launch measured, as report.schema.json says. dtype: that bytes_per_rank counts.
+    rank of a launch measured, as report.schema.json says. dtype: that bytes_per_rank counts. programs: what the TPU's
+    compiler said, where it was asked.
     remembered: the day, as YYYY-MM-DD, on which the stages ran, where they did not run for this answer.
     """
 
@@ -168,6 +213,7 @@ class Report:
     remembered: str | None = None
     plan: str | None = None
     dtype: str | None = None
+    programs: tuple[CompiledProgram, ...] = ()
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
@@ -215,6 +261,7 @@ class Report:
             "overrides": dict(self.overrides),
         }
         shown |= {"memory": self.memory.to_dict()} if self.memory else {}
+        shown |= {"programs": [program.to_dict() for program in self.programs]} if self.programs else {}
         shown |= {"remembered": self.remembered} if self.remembered else {}
         return shown | ({"ranks": [dict(rank) for rank in self.ranks]} if self.ranks else {})
 

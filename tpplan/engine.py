@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tpplan.stages.judge import Judgement
     from tpplan.subject import Subject
 
+COMPILED = "aot"  # the stage that asks the compiler of a TPU
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
 
@@ -51,6 +52,8 @@ def answer(function: Callable[Given, Answer], *args: Given.args, **kwargs: Given
 def check(request: Request, depth: str) -> Report:
     """The report on a plan, or on a model with its own plan."""
     subject, bench = _opened(request)
+    if depth == COMPILED:
+        _require_generation(subject)
     return _judged(subject, depth, bench).report()
 
 
@@ -123,7 +126,16 @@ def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Re
 
 def depth_named(depth: str, *, measured: bool = False) -> str:
     """The depth of this name. measured: one at which the model runs. Raises InputError TPP130."""
-    return chosen("depth", depth, table.depths()[1:] if measured else table.depths())
+    return chosen("depth", depth, table.needed()[1:] if measured else table.depths())
+
+
+def _require_generation(subject: Subject) -> None:
+    """Raise InputError TPP130 where the TPU's compiler is asked and the device is none that it compiles for."""
+    from tpplan.targets import resolve
+
+    if not resolve(subject.device).has_limits:
+        said = f"the depth {COMPILED} is of a TPU, and the device is {subject.device}"
+        raise usage_error(said, fix="name a generation, such as --device tpu-v6e", model=subject.spec.source.name)
 
 
 def require_sealable(depth: str, options: Mapping[str, Any]) -> None:

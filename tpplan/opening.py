@@ -40,7 +40,7 @@ def open_sealed(request: Request) -> tuple[ModelSpec, Sharding] | None:
     if plan is None or plan.proven is None or plan.proven.seal is None:
         return None
     spec = None
-    reason = broken(plan, versions(), table.depths()) or _asks_for_more(request, plan.target)
+    reason = broken(plan, versions(), table.needed()) or _asks_for_more(request, plan.target)
     if not reason:
         spec = _spec_of_plan(request, plan, file)
         reason = _differs(spec, plan)
@@ -109,6 +109,8 @@ def _open_model(request: Request, what: str) -> Subject:
         training=request.purpose == Purpose.TRAINING,
         batch=request.batch,
         max_length=request.max_length,
+        prefill=request.prefill,
+        full=request.full,
     )
 
 
@@ -125,6 +127,8 @@ def _open_plan(request: Request, plan: Plan, file: PlanFile | None) -> Subject:
         facts=plan.model.config,
         batch=request.batch,
         max_length=request.max_length,
+        prefill=request.prefill,
+        full=request.full,
     )
 
 

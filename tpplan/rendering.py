@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from tpplan.codes import Severity
-from tpplan.diagnostics import Diagnostic, Memory, Report, Status, Verdict
+from tpplan.diagnostics import CompiledProgram, Diagnostic, Memory, Report, Status, Verdict
 from tpplan.stages import table
 from tpplan.units import gib, in_one_unit, joined
 
@@ -52,16 +52,36 @@ def as_text(report: Report) -> Text:
         )
     if report.memory:
         text.append(memory_text(report.memory))
+    for program in report.programs:
+        text.append(program_text(program))
     if report.is_bad_usage:  # there is nothing that a verdict could be about
         return text
     text.append("verdict  ")
     text.append(str(report.verdict), style=VERDICT_STYLE[report.verdict])
-    if report.verdict is Verdict.PASS and (left_out := [name for name in table.depths() if name not in report.stages]):
+    if report.verdict is Verdict.PASS and (left_out := [name for name in table.needed() if name not in report.stages]):
         text.append(f" without {joined(left_out)}")
     size = f" at tp_size {report.tp_size}" if report.tp_size else ""
     text.append(f": {shown(report.model)}{size}" if report.model else "")
     text.append(f" (remembered from {report.remembered})\n" if report.remembered else "\n")
     return text
+
+
+def program_text(program: CompiledProgram) -> str:
+    """What the TPU's compiler says of a program: what it takes, what a chip holds, what it computes and moves."""
+    if program.refused:
+        return f"{program.phase:<8} refused by the compiler for {program.topology}\n"
+    calls = program.traced if program.kept is None else program.kept
+    moved = ", ".join(f"{count} {kind.replace('_', '-')}" for kind, count in calls.items()) or "no collectives"
+    kernels = ", ".join(f"{count} {name}" for name, count in program.kernels.items())
+    about = " (extrapolated)" if program.extrapolated else ""
+    return (
+        f"{program.phase:<8} {gib(program.hbm)} of HBM on {program.topology}{about} for {program.batch} x "
+        f"{program.tokens} tokens\n"
+        f"         parameters {gib(program.parameters)}, cache {gib(program.cache)}, temporaries "
+        f"{gib(program.temporaries)}, code {gib(program.code)}\n"
+        f"         {program.flops / 1e9:.1f} GFLOP, {gib(int(program.accessed))} read and written\n"
+        f"         {moved}; kernels: {kernels or 'none'}\n"
+    )
 
 
 def memory_text(memory: Memory) -> str:

@@ -36,6 +36,8 @@ class Request:
     trust_remote_code: bool = False
     batch: int | None = None
     max_length: int | None = None
+    prefill: int | None = None
+    full: bool = False
     cache: bool = True
 
     @property
@@ -59,13 +61,14 @@ def make_request(
     dtype: str | None = None,
     batch: int | None = None,
     max_length: int | None = None,
+    prefill: int | None = None,
     **rest: Unpack[_AsTheyAre],
 ) -> Request:
     """The request with these values. Raises InputError TPP130 for one that makes no sense."""
     what = what if isinstance(what, Plan) else os.fspath(what)
     called = what.model.id if isinstance(what, Plan) else what
     check_tp_size(tp_size, called)
-    for option, count in (("batch", batch), ("max_length", max_length)):
+    for option, count in (("batch", batch), ("max_length", max_length), ("prefill", prefill)):
         if count is not None and not _is_count(count):
             said = f"{option} is {count!r}, must be a whole number from 1"
             raise usage_error(said, fix=f"give --{option.replace('_', '-')} N", model=called)
@@ -82,6 +85,7 @@ def make_request(
         dtype=None if dtype is None else chosen("dtype", dtype, Dtype, called),
         batch=batch,
         max_length=max_length,
+        prefill=prefill,
         **rest,
     )
 
@@ -92,6 +96,7 @@ class _AsTheyAre(TypedDict, total=False):
     model: str | None
     auto_class: str | None
     trust_remote_code: bool
+    full: bool
     cache: bool
 
 

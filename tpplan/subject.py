@@ -19,7 +19,8 @@ class Subject:
 
     training: whether gradients must be right too. file: the plan file that
     the overrides were read from, for places. facts: the config values that the plan was made for. batch, max_length:
-    sequences, and tokens of each, that memory is to suffice for, None where the caller named none.
+    sequences, and tokens of each, that memory is to suffice for, None where the caller named none. prefill: tokens of
+    the prefill that is compiled, None where the caller named none. full: whether every layer of it is compiled.
     """
 
     spec: ModelSpec
@@ -31,6 +32,8 @@ class Subject:
     facts: Mapping | None = None
     batch: int | None = None
     max_length: int | None = None
+    prefill: int | None = None
+    full: bool = False
 
     @property
     def plan(self) -> dict[str, str]:

@@ -96,10 +96,32 @@ class Hardware:
             raise ValueError(f"no slice of {self.device} has {tp_size} devices")
         return ",".join(map(str, (*shape, self.devices_per_chip) if self.devices_per_chip > 1 else shape))
 
+    def compiler_topology(self, tp_size: int) -> str:
+        """The smallest topology with `tp_size` devices (a count that exists) by the name that libtpu's compiler has for
+        it, such as `v6e:2x2`; empty where it has none.
+        """
+        if self.device not in COMPILER_NAMES:
+            return ""
+        name, deep = COMPILER_NAMES[self.device]
+        chips = -(-tp_size // self.devices_per_chip)
+        shape = HOST_SHAPES.get(chips) if tp_size in self.host_counts else self.slice_shape(tp_size)
+        return f"{name}:{'x'.join(map(str, shape if deep else shape[:2]))}" if shape else ""
+
     def slice_counts(self) -> tuple[int, ...]:
         """Devices of each slice of several hosts up to one cube, ascending; multiples of the last if max_cubes > 1."""
         return tuple(x * y * z * self.devices_per_chip for x, y, z in self.shapes)
 
+
+# libtpu's name of a generation, and whether its topologies have three dimensions. Of v4 it names cores, not chips.
+COMPILER_NAMES: Mapping[Device, tuple[str, bool]] = MappingProxyType(
+    {
+        Device.TPU_V5E: ("v5e", False),
+        Device.TPU_V5P: ("v5p", True),
+        Device.TPU_V6E: ("v6e", False),
+        Device.TPU_V7: ("tpu7x", True),
+    }
+)
+HOST_SHAPES: Mapping[int, Shape] = MappingProxyType({1: (1, 1, 1), 2: (2, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)})  # chips
 
 FLAT_SLICES: tuple[Shape, ...] = ((4, 4, 1), (4, 8, 1), (8, 8, 1), (8, 16, 1), (16, 16, 1))
 DEEP_SLICES: tuple[Shape, ...] = ((2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4))

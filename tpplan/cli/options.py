@@ -69,11 +69,11 @@ StrategyOption = Annotated[
 ]
 
 
-def depth_option(first: int = 0) -> Any:
-    """The option of how far a check goes. first: the number of the least stage that serves."""
-    stages = table.STAGES[first:]
+def depth_option(*, measured: bool = False) -> Any:
+    """The option of how far a check goes. measured: only depths at which the model runs, and many plans can be."""
+    stages = [stage for stage in table.STAGES[1:] if stage.always] if measured else table.STAGES
     words = " ".join(f"{stage.name}: {stage.adds}." for stage in stages)
-    return row_option((stage.name for stage in stages), f"The last stage to run. {words}", "all")
+    return row_option((stage.name for stage in stages), f"The last stage to run. {words}", table.deepest())
 
 
 # What goes to the library as it is, by the name that it has there. The order is that of --help.
@@ -97,6 +97,13 @@ SHARED: dict[str, Any] = {
         int | None,
         typer.Option(metavar="N", help="Tokens of each sequence.", show_default="4096, or what the model takes"),
     ],
+    "prefill": Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Tokens of the prefill that --depth aot compiles.", show_default="512"),
+    ],
+    "full": Annotated[
+        bool, typer.Option("--full", help="With --depth aot: compile every layer, however long that takes.")
+    ],
     "trust_remote_code": Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the Python code that the model brings.")
     ],
@@ -105,7 +112,7 @@ SHARED: dict[str, Any] = {
     ],
 }
 
-DEFAULTS = {"trust_remote_code": False, "cache": True}  # None for the others
+DEFAULTS = {"full": False, "trust_remote_code": False, "cache": True}  # None for the others
 
 
 def shares(*left_out: str) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -124,7 +124,7 @@ def sizes(
         ),
     ] = None,
     strategy: StrategyOption = None,
-    depth: Annotated[str | None, depth_option(first=1)] = None,
+    depth: Annotated[str | None, depth_option(measured=True)] = None,
     output_format: FormatOption = Format.TEXT,
 ) -> int:
     """Every tp_size side by side: what runs, by which repair, bytes per rank, whether they fit, and what it moves."""

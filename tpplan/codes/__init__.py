@@ -1,12 +1,14 @@
 """The table of codes: every diagnostic that tpplan can give, with its page for `tpplan explain`.
 
 A number names its family (1xx files and input, 2xx names and styles, 3xx heads, shapes, ties and memory,
-4xx the shapes stage, 5xx numerics and launch, 9xx the environment) and is never used for anything else.
+4xx the shapes stage, 5xx numerics and launch, 6xx the TPU's compiler, 9xx the environment) and is never used for
+anything else.
 """
 
 from __future__ import annotations
 
 from tpplan.codes.code import Code, Severity
+from tpplan.codes.compiled import COMPILED
 from tpplan.codes.environment import ENVIRONMENT
 from tpplan.codes.inputs import INPUTS
 from tpplan.codes.launches import LAUNCHES
@@ -26,5 +28,6 @@ CODES: dict[str, Code] = {
     **QUANTIZED,
     **RUNS,
     **LAUNCHES,
+    **COMPILED,
     **ENVIRONMENT,
 }

@@ -185,4 +185,23 @@ ENVIRONMENT: dict[str, Code] = {
         example="A machine shows it: `TPU_VISIBLE_CHIPS=0 tpplan doctor --device tpu`.",
         action="Unset the variables.",
     ),
+    "TPP940": error(
+        "compiler-missing",
+        "the packages that bring the TPU's compiler are not installed",
+        meaning="The aot stage needs torch_tpu, which lowers the model and brings libtpu with the compiler, and jax, "
+        "which brings a client that compiles for chips that are not there.",
+        reason="The stage did not run, so nothing is known of what it would find.",
+        example="A machine without torch_tpu shows it: `tpplan check MODEL --tp-size 4 --device tpu-v6e --depth aot`.",
+        action="Install the extra: pip install 'tpplan[aot]'. No TPU is needed.",
+    ),
+    "TPP941": error(
+        "compiler-silent",
+        "the TPU's compiler gave no answer",
+        meaning="The installed torch_tpu or jax lacks what tpplan uses of it, or the process that compiles died or "
+        "took too long; the evidence says which.",
+        reason="The stage did not run, so nothing is known of what it would find.",
+        example="The TPU's compiler shows it, where it is killed for lack of memory.",
+        action="Install the tested set of versions. Where the process was killed, give it more memory, or leave --full "
+        "out.",
+    ),
 }

@@ -17,7 +17,7 @@ from tpplan.stages.result import Fault, StageResult
 from tpplan.stages.static import judged
 from tpplan.subject import Subject
 
-MEMORY_CODES = frozenset({"TPP340"})  # errors that no override of a fault mends
+MEMORY_CODES = frozenset({"TPP340", "TPP601"})  # errors that no override of a fault mends
 SEVERITIES = tuple(Severity)
 
 
@@ -79,6 +79,7 @@ class Judgement:
             memory=self.costs.memory if self.costs else None,
             overrides=dict(sorted(self.subject.sharding.overrides.items())),
             ranks=self.ranks,
+            programs=tuple(program for result in self.results.values() for program in result.programs),
             plan=self.subject.file.path if self.subject.file else None,
         )
 
@@ -103,7 +104,8 @@ def judge(subject: Subject, depth: str | None = None, *, bench: Bench | None = N
             results = {name: _revised(one, result) for name, one in results.items()} | {entry.name: result}
     diagnostics = [diagnostic for result in results.values() for diagnostic in result.diagnostics]
     costs = _costs(subject, results, bench) if is_asked_for(subject) else None
-    if costs:
+    measured = any(result.programs for result in results.values()) and not subject.training
+    if costs and not measured:  # the compiler's own numbers are better than an estimate, but have no gradients
         diagnostics += memory_diagnostics(subject, costs)
     judgement = Judgement(subject=subject, results=results, diagnostics=in_order(diagnostics), costs=costs)
     bench.remember(judgement, depth)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tpplan.diagnostics import BytesPerRank, Diagnostic, Stage, Status
+from tpplan.diagnostics import BytesPerRank, CompiledProgram, Diagnostic, Stage, Status
 from tpplan.model.skeleton import wildcard
 
 
@@ -84,7 +84,7 @@ class StageResult:
     diagnostics: what it says. revisions: diagnostics of earlier stages, each with what it becomes now that this stage
     ran. fault: what a repair may mend, None where there is nothing. stops: whether later stages have nothing to run on,
     and why. share: parameter bytes per rank, where it sharded the model. entered: modules that a forward reached, with
-    `*` for layer numbers; None where none ran.
+    `*` for layer numbers; None where none ran. programs: what the TPU's compiler said of the rank's programs.
     """
 
     stage: Stage
@@ -94,6 +94,7 @@ class StageResult:
     stops: str = ""
     share: BytesPerRank | None = None
     entered: frozenset[str] | None = field(default=None, repr=False)
+    programs: tuple[CompiledProgram, ...] = ()
 
     @property
     def passed(self) -> bool:

@@ -22,12 +22,14 @@ LAUNCH = "launch"  # the stage of `verify`, on real ranks: it follows these
 class StageEntry:
     """name: as depths and reports have it. adds: what it adds to the stages before it, in a few words.
 
-    module: has `run(subject, earlier, bench) -> StageResult`.
+    module: has `run(subject, earlier, bench) -> StageResult`. always: whether a verdict needs it; the others run where
+    a check names them.
     """
 
     name: str
     adds: str
     module: str
+    always: bool = True
 
     def run(self, subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> StageResult:
         """What the stage finds. earlier: the results of the stages before it, by name."""
@@ -39,6 +41,12 @@ STAGES: tuple[StageEntry, ...] = (
     StageEntry(name="static", adds="arithmetic on the config and the rules", module="tpplan.stages.static"),
     StageEntry(name="shapes", adds="the model run without weights", module="tpplan.stages.shapes"),
     StageEntry(name="numerics", adds="a miniature's numbers compared", module="tpplan.stages.numerics"),
+    StageEntry(
+        name="aot",
+        adds="a rank's programs compiled by the TPU's compiler",
+        module="tpplan.stages.aot",
+        always=False,
+    ),
 )
 
 
@@ -47,14 +55,20 @@ def depths() -> tuple[str, ...]:
     return tuple(stage.name for stage in STAGES)
 
 
+def needed() -> tuple[str, ...]:
+    """The stages without which a verdict leaves something out."""
+    return tuple(stage.name for stage in STAGES if stage.always)
+
+
 def deepest() -> str:
     """The depth of a verdict that leaves nothing out."""
-    return depths()[-1]
+    return needed()[-1]
 
 
 def up_to(depth: str) -> tuple[StageEntry, ...]:
     """The stages of a check of this depth."""
-    return STAGES[: depths().index(depth) + 1]
+    before = STAGES[: depths().index(depth)]
+    return (*(stage for stage in before if stage.always), STAGES[depths().index(depth)])
 
 
 def names() -> tuple[str, ...]:

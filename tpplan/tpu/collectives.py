@@ -57,7 +57,8 @@ def functional_collectives() -> Iterator[None]:
     from torch.distributed import distributed_c10d
 
     with ExitStack() as stack:
-        for plain, traced in tpu_internals().collectives.items():
+        remaps: dict[Any, Any] = tpu_internals().collectives
+        for plain, traced in remaps.items():
             for holder in (dist, distributed_c10d):
                 if getattr(holder, plain.__name__, None) is plain:
                     stack.enter_context(mock.patch.object(holder, plain.__name__, traced))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpplan.tpu.collectives import NoLowering
-from tpplan.tpu.internals import tpu_internals
-from tpplan.units import one_line
+from tpplan.tpu.internals import Lacking, tpu_internals
+from tpplan.units import message, one_line
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED"  # the status that the compiler's refusal carries
 # `all-reduce(`, and its asynchronous form, which starts in one instruction and ends in another
@@ -38,12 +38,15 @@ class Executable:
 def compile_for(module: Any, topology: str, tp_size: int) -> Executable:
     """Compile a module for the first `tp_size` chips of a topology, such as `v6e:2x2`, in the current MLIR context.
 
-    Raises NoLowering where the compiler refuses it for another reason than memory.
+    Raises NoLowering where the compiler refuses it for another reason than memory, Lacking where it does not start.
     """
     import numpy as np
 
     known = tpu_internals()
-    described = known.topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    try:
+        described = known.topologies.get_topology_desc(platform="tpu", topology_name=topology)
+    except RuntimeError as error:
+        raise Lacking(f"libtpu gives no topology {topology}: {one_line(error)}") from error
     chips = described.devices[:tp_size]
     options = known.jax_compiler.get_compile_options(
         num_replicas=tp_size, num_partitions=1, device_assignment=np.arange(tp_size).reshape(tp_size, 1)
@@ -53,7 +56,7 @@ def compile_for(module: Any, topology: str, tp_size: int) -> Executable:
         made = chips[0].client.compile(module, known.xla.DeviceList(tuple(chips)), options)
     except RuntimeError as error:  # jaxlib's is one of these
         if str(error).startswith(OUT_OF_MEMORY):
-            return Executable(refused=one_line(str(error)))
+            return Executable(refused=message(error))
         raise NoLowering(f"the TPU compiler: {one_line(error)}") from error
     memory, costs = made.get_compiled_memory_stats(), made.cost_analysis()
     costs = costs[0] if isinstance(costs, list) else costs

@@ -14,12 +14,13 @@ from tpplan.tpu.collectives import functional_collectives
 from tpplan.tpu.internals import tpu_internals
 
 DEVICE = "tpu:0"
-# libtpu would ask a metadata server for half a minute, and jax would look for chips.
+# libtpu would ask a metadata server for half a minute, jax would look for chips, and libtpu would let one process in.
 ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "JAX_PLATFORMS": "cpu",
     "TPU_ACCELERATOR_TYPE": "v6e-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
 

@@ -53,8 +53,8 @@ def programs(
 ) -> Iterator[tuple[Phase, Program]]:
     """The programs of a sharded model for the rank that this process is, in the order in which they run.
 
-    selection: the layers that run, all if left out. decompositions: operators to be traced as others. Raises NoLowering,
-    and whatever the model's forward raises.
+    selection: the layers that run, all if left out. decompositions: operators to be traced as others. Raises
+    NoLowering, and whatever the model's forward raises.
     """
     import torch
 

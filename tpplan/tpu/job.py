@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tpplan.answers import CompiledProgram
+from tpplan.diagnostics import CompiledProgram
 from tpplan.model.config import ModelSpec
 from tpplan.model.skeleton import Sharding
 from tpplan.tpu import compiler, linking
@@ -67,6 +67,10 @@ def compiled(work: Work) -> Outcome:
         return Outcome(reason=f"on the device tpu: {one_line(error)}", raised=True)
 
 
+class _NeedsEveryLayer(Exception):
+    """The forward does not run with few of its layers."""
+
+
 @dataclass
 class _Compilation:
     work: Work
@@ -81,9 +85,7 @@ class _Compilation:
             return self._selected(model, (None,))
         try:
             found = self._selected(model, picks)
-        except NoLowering:
-            raise
-        except Exception:  # noqa: BLE001  layers of this model need each other: then all of them run
+        except _NeedsEveryLayer:
             return self._selected(model, (None,))
         return self._selected(model, (None,)) if any(map(self._is_near, found)) else found
 
@@ -93,13 +95,12 @@ class _Compilation:
 
     def _selected(self, model: Any, picks: tuple[Selection | None, ...]) -> tuple[CompiledProgram, ...]:
         """Compiled with each selection of layers, and put together."""
-        spec, tp_size = self.work.spec, self.work.sharding.tp_size
         started = time.perf_counter()
         jobs: dict[Phase, list[tuple[Selection | None, Any]]] = {phase: [] for phase in Phase}
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for selection in picks:
-                for phase, program in programs(model, spec, tp_size, self.work.workload, selection=selection):
+                for phase, program in self._traced(model, selection):
                     artifacts = [self._lower(segment) for segment in program.segments]
                     future = pool.submit(self._compile, phase, program, artifacts, parameters)
                     jobs[phase].append((selection, future))
@@ -107,18 +108,27 @@ class _Compilation:
         seconds = time.perf_counter() - started
         return tuple(replace(_extrapolated(made), seconds=seconds) for made in found.values())
 
+    def _traced(self, model: Any, selection: Selection | None) -> Iterator[tuple[Phase, Program]]:
+        work = self.work
+        try:
+            yield from programs(model, work.spec, work.sharding.tp_size, work.workload, selection=selection)
+        except NoLowering:
+            raise
+        except Exception as error:  # as where a layer reads what another one left in the cache
+            if selection is None:
+                raise
+            raise _NeedsEveryLayer from error
+
     def _lower(self, segment: Any) -> bytes:
         if segment.key not in self.lowered:
             self.lowered[segment.key] = lower(segment)
         return self.lowered[segment.key]
 
-    def _compile(
-        self, phase: Phase, program: Program, artifacts: list[bytes], parameters: set[str]
-    ) -> CompiledProgram:
+    def _compile(self, phase: Phase, program: Program, artifacts: list[bytes], parameters: set[str]) -> CompiledProgram:
         workload, tp_size = self.work.workload, self.work.sharding.tp_size
         with tpu_internals().context():
+            kernels = linking.kernels(program, artifacts)
             module = linking.link(program, artifacts, tp_size)
-            kernels = linking.kernels(module)
             made = compiler.compile_for(module, self.work.topology, tp_size)
         return CompiledProgram(
             phase=str(phase),
@@ -146,7 +156,7 @@ class _Compilation:
 
 
 def _extrapolated(made: list[tuple[Selection | None, CompiledProgram]]) -> CompiledProgram:
-    """The whole model's numbers: those of the fewest layers, and for each further layer what one more of its kind adds."""
+    """The whole model's numbers: those of the fewest layers, and for each further one what one more of its kind adds."""
     base = made[0][1]
     refused = next((program for _, program in made if program.refused), None)
     if refused or len(made) == 1:

@@ -160,19 +160,28 @@ def _inline_composites(module: Any) -> None:
         operation.erase()
 
 
-def kernels(module: Any) -> dict[str, int]:
-    """What of the module a TPU runs by a kernel of its own: `tpu_custom_call` (Mosaic) and the like, with counts."""
+def kernels(program: Program, artifacts: Sequence[bytes]) -> dict[str, int]:
+    """What of a program a TPU runs by a kernel of its own: `tpu_custom_call` (Mosaic) and the like, with counts."""
     known = tpu_internals()
+    runs = Counter(step.segment for step in program.steps if isinstance(step, Compute))
     counts: Counter[str] = Counter()
+    for place, artifact in enumerate(artifacts):
+        module = known.hlo.deserialize_portable_artifact(known.ir.Context.current, artifact)
+        for name in _kernels_in(module):
+            counts[name] += runs[place]
+    return dict(sorted(counts.items()))
+
+
+def _kernels_in(module: Any) -> list[str]:
+    known = tpu_internals()
+    found = []
 
     def visit(operation: Any) -> Any:
         if operation.name == "stablehlo.custom_call":
-            counts[operation.attributes["call_target_name"].value] += 1
+            found.append(operation.attributes["call_target_name"].value)
         elif operation.name == "stablehlo.composite":
-            counts[operation.attributes["name"].value] += 1
-        elif operation.name == "chlo.ragged_dot":
-            counts[operation.name] += 1
+            found.append(operation.attributes["name"].value)
         return known.ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
-    return dict(sorted(counts.items()))
+    return found

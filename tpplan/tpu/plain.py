@@ -62,7 +62,7 @@ def _attention_without_mask(
 
 
 def _grouped_product(rows: Any, matrices: Any, ends: Any = None, bias: Any = None, dtype: Any = None) -> Any:
-    """Each row times the matrix of its group. rows: (n, k); matrices: (groups, k, m); ends: last row of each group, + 1.
+    """Each row times the matrix of its group. rows: (n, k); matrices: (groups, k, m); ends: where each group ends.
 
     Rows of no group, which the operator leaves undefined, are zero.
     """

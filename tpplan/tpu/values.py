@@ -122,6 +122,4 @@ def _numpy_dtype(dtype: Any) -> Any:
 
 def updated(program: Program, results: Arrays) -> dict[str, np.ndarray]:
     """What arguments became, by their names: the cache after the program."""
-    return {
-        program.arguments[place].name: array for place, array in zip(program.updates, results[1:], strict=True)
-    }
+    return {program.arguments[place].name: array for place, array in zip(program.updates, results[1:], strict=True)}

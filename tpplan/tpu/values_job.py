@@ -1,4 +1,4 @@
-"""The work of a child process: torch_tpu's programs of a miniature, run on CPU and compared with the unsharded model."""
+"""The work of a child process: torch_tpu's programs of a miniature, computed on CPU, against the unsharded model."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def _rank(work: Comparison, rank: int) -> _Rank:
 def _local_tensors(model: Any) -> dict[str, Any]:
     from torch.distributed.tensor import DTensor
 
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    tensors = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in tensors.items()}
 
 
@@ -155,7 +158,6 @@ def _on_all_ranks(work: Comparison) -> dict[Phase, Arrays]:
         results = run_ranks(cpu, [program for program, _ in own], [artifacts for _, artifacts in own], arguments)
         found[phase] = [result[0] for result in results]
         caches = [
-            cache | updated(program, result)
-            for (program, _), result, cache in zip(own, results, caches, strict=True)
+            cache | updated(program, result) for (program, _), result, cache in zip(own, results, caches, strict=True)
         ]
     return found
