@@ -56,7 +56,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "tpplan/planner": PLANS,
     "tpplan/planner/candidates": ("test_judgement", "test_costs", "test_outcomes"),
     "tpplan/planner/extend": ("test_extend",),
-    "tpplan/stages/difference": ("test_difference",),
+    "tpplan/difference": ("test_difference",),
     "tpplan/stages/judge": ("test_judgement", *PROOF, "test_one_verdict", "test_cases"),
     "tpplan/stages/bench": ("test_judgement", "test_remedy", "test_costs"),
     "tpplan/stages/result": ("test_judgement", "test_remedy"),

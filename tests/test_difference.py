@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Tolerance, difference
 from tpplan.launch.compare import UnshardedNumbers
 from tpplan.launch.records import Gradients
-from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Tolerance, difference
 
 # Powers of two, so that what is added to 1 and taken off again is what was added.
 WANT = torch.tensor([[1.0, -2.0], [0.5, 4.0]])

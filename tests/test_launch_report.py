@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tpplan.difference import Difference, difference
 from tpplan.launch import worker
 from tpplan.launch.checkpoint import find_checkpoint, unsharded_does_not_fit, weights_of
 from tpplan.launch.compare import first_unequal
@@ -19,7 +20,6 @@ from tpplan.launch.records import Gradients, LaunchPhase, Raised, RankResult, Re
 from tpplan.model.config import load_spec
 from tpplan.model.skeleton import Sharding, build_skeleton
 from tpplan.source import Source
-from tpplan.stages.difference import Difference, difference
 from tpplan.subject import Subject
 
 CONFIG = {

@@ -18,11 +18,11 @@ import tpplan
 from tests.support import configs, faults
 from tests.support.subjects import rules
 from tpplan.cli import main
+from tpplan.difference import Difference
 from tpplan.launch.findings import Ended
 from tpplan.launch.records import Gradients, Raised, RankResult, WrongGradient
 from tpplan.launch.run import Launch
 from tpplan.plan_files.document import ModelFacts, Plan, Target
-from tpplan.stages.difference import Difference
 
 SUMMED = "replicated_with_grad_allreduce"
 CUT = configs.llama()  # 2 key/value heads, which 4 ranks cut: a step of repair replicates the attention

@@ -65,7 +65,7 @@ class Options(TypedDict, total=False):
     config's own. trust_remote_code: run the Python code that the model brings, default False. batch, max_length:
     sequences, and tokens of each, for which the memory of a rank must be enough; by default 1, and 4096 or what the
     model takes. prefill: tokens of the prefill that the TPU's compiler is given, by default 512. full: have it compile
-    every layer, in place of a few and the growth that one more brings, default False. cache: answer from the cache where
+    every layer, in place of a few and the growth that one more brings. cache: answer from the cache where
     the same was answered before, and keep the answer, default True.
     """
 

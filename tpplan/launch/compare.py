@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.launch.records import Gradients, WrongGradient
-from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 
 if TYPE_CHECKING:
     import torch

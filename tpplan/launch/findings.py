@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from tpplan.codes import Severity
 from tpplan.diagnostics import Diagnostic, Place
+from tpplan.difference import TOLERANCES
 from tpplan.launch.records import LaunchPhase, RankResult, WrongGradient
 from tpplan.model.skeleton import known_styles, wildcard
-from tpplan.stages.difference import TOLERANCES
 from tpplan.subject import Subject
 from tpplan.units import first_few, signal_name
 

@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from tpplan.difference import Difference
 from tpplan.launch.processes import peak_bytes
-from tpplan.stages.difference import Difference
 
 UNSHARDED = "unsharded.json"
 NUMBERS = "unsharded.safetensors"

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from tpplan.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.miniature.build import Miniature
 from tpplan.model.cache import static_cache
 from tpplan.model.config import config_value
@@ -23,7 +24,6 @@ from tpplan.model.quiet import quiet
 from tpplan.model.simulation import gathered, on_one_device, per_rank, raised_by_simulator, simulated, watch_modules
 from tpplan.model.skeleton import Sharding
 from tpplan.model.trail import Trail
-from tpplan.stages.difference import GRADIENT_FLOOR, TOLERANCES, Difference, difference
 from tpplan.stages.result import GradientError
 from tpplan.units import one_line
 

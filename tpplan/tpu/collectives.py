@@ -57,11 +57,11 @@ def functional_collectives() -> Iterator[None]:
     from torch.distributed import distributed_c10d
 
     with ExitStack() as stack:
-        remaps: dict[Any, Any] = tpu_internals().collectives
-        for plain, traced in remaps.items():
+        for plain, traced in tpu_internals().collectives.items():
+            name = plain.__name__
             for holder in (dist, distributed_c10d):
-                if getattr(holder, plain.__name__, None) is plain:
-                    stack.enter_context(mock.patch.object(holder, plain.__name__, traced))
+                if getattr(holder, name, None) is plain:
+                    stack.enter_context(mock.patch.object(holder, name, traced))
         # the wrappers say that they are for tracing alone, which this is
         stack.enter_context(mock.patch.object(functional, "_are_we_tracing", lambda: True))
         yield

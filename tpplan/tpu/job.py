@@ -156,7 +156,7 @@ class _Compilation:
 
 
 def _extrapolated(made: list[tuple[Selection | None, CompiledProgram]]) -> CompiledProgram:
-    """The whole model's numbers: those of the fewest layers, and for each further one what one more of its kind adds."""
+    """The whole model's numbers: those of the fewest layers, and for each further one what one more of it adds."""
     base = made[0][1]
     refused = next((program for _, program in made if program.refused), None)
     if refused or len(made) == 1:

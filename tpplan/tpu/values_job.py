@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpplan.difference import TOLERANCES, difference
 from tpplan.model.cache import static_cache
 from tpplan.model.checkpoint import load_sharded
 from tpplan.model.config import ModelSpec
@@ -14,7 +15,6 @@ from tpplan.model.forward import example_inputs, main_output, runnable
 from tpplan.model.quiet import quiet
 from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
-from tpplan.stages.difference import TOLERANCES, difference
 from tpplan.tpu.collectives import NoLowering
 from tpplan.tpu.device import start, tpu_rank
 from tpplan.tpu.forward import Phase, Workload, programs, sharded
