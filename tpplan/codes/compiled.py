@@ -23,8 +23,8 @@ COMPILED: dict[str, Code] = {
         meaning="Every rank's own program of a miniature was lowered by torch_tpu, computed on CPU with the "
         "collectives between its parts, and the logits differ from the unsharded model's by more than rounding.",
         reason="Nothing would raise on the TPU, and every answer of the model would be wrong.",
-        example="The TPU's compiler shows it: a plan with the style all_reduce for an MLP whose output is summed already, "
-        "with --depth aot.",
+        example="The TPU's compiler shows it: a plan with the style all_reduce for an MLP whose output is summed "
+        "already, with --depth aot.",
         action="Where the numerics stage fails too, mend the plan as its fix says. Where it passes, the lowering is at "
         "fault: report it to torch_tpu.",
     ),
