@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import tpplan
 from tests.support import configs
 from tests.support.aot import Fault, values_with
+from tests.support.readme import HOME, snippet
 from tests.support.subjects import rules
 from tpplan.child import call_in_child
 from tpplan.diagnostics import Status, Verdict
@@ -92,6 +96,17 @@ def test_the_compiler_refuses_what_does_not_fit(tmp_path: Path) -> None:
     report = tpplan.check(configs.write(tmp_path, wide), 4, device="tpu-v5e", depth="aot", prefill=128, max_length=256)
     assert report.verdict is Verdict.FAIL and report.stages["aot"].status is Status.FAILED
     assert {one.code for one in report.errors} == {"TPP601"}
+
+
+@pytest.mark.sweep
+def test_readme_shows_what_it_says() -> None:
+    """Seconds apart. About a minute."""
+    command, _, output = snippet("aot").removeprefix("$ ").partition("\n")
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command.partition(" | ")[0])], cwd=HOME, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "".join(done.stdout.splitlines(keepends=True)[-9:]) == output
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -28,6 +28,7 @@ from tpplan.cli.printing import say_repair, say_strategies, show, show_all, writ
 from tpplan.diagnostics import PlanError
 
 Shared = dict[str, Any]  # the options that the library takes as they are
+COMPILER = ("prefill", "full")  # of them, those of a stage that only `check` runs
 
 
 @app.command()
@@ -57,7 +58,7 @@ def check(
 
 
 @app.command()
-@shares("model")
+@shares("model", *COMPILER)
 def plan(
     what: ModelArgument,
     options: Shared,
@@ -113,7 +114,7 @@ def plan(
 
 
 @app.command()
-@shares("model")
+@shares("model", *COMPILER)
 def sizes(
     what: ModelArgument,
     options: Shared,
@@ -146,7 +147,7 @@ def sizes(
 
 
 @app.command()
-@shares()
+@shares(*COMPILER)
 def compile(
     what: ModelOrPlanArgument,
     options: Shared,
@@ -171,7 +172,7 @@ def compile(
 
 
 @app.command()
-@shares("cache")
+@shares("cache", *COMPILER)
 def verify(
     what: ModelOrPlanArgument,
     options: Shared,

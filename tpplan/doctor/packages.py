@@ -18,6 +18,8 @@ from packaging.version import InvalidVersion, Version
 from tpplan.doctor.line import Line, failed, not_applicable, passed
 from tpplan.doctor.machine import NO_TPU, Machine
 from tpplan.model.releases import TIES_LOAD_ON_TPU, dotted
+from tpplan.tpu.internals import INSTALL, missing_packages
+from tpplan.units import joined
 
 PACKAGES = ("tpplan", "torch", "transformers", "accelerate", "torch_tpu", "libtpu", "kernels", "jax")
 ALWAYS = {
@@ -30,7 +32,7 @@ OPTIONAL = {
     "torch_tpu": "not installed, and no TPU is asked for",
     "libtpu": "not installed; torch_tpu brings it",
     "kernels": "not installed: no kernel is taken from the hub",
-    "jax": "not installed; only hub kernels need it",
+    "jax": "not installed; hub kernels and `check --depth aot` need it",
 }
 KERNELS_ON_TPU = Version("0.17")  # the Transformers guide to TPU: hub kernels support TPU from this one
 GLUE = re.compile(r"_(\d+)_(\d+)_(\d+)\.so$")  # torch_tpu/_versioned_so_loader.py: <module>_<torch release>.so
@@ -58,6 +60,7 @@ def package_lines(machine: Machine) -> Iterator[Line]:
     yield _native_libraries()
     yield _hub_kernels(machine)
     yield _tied_weights(machine)
+    yield _compiler()
 
 
 def _python() -> Line:
@@ -185,6 +188,14 @@ def _tied_weights(machine: Machine) -> Line:
         found = f"Transformers {transformers}: checkpoints with both names of a tied pair do not load on TPU"
         return failed(name, found, code="TPP304", fix=f"pip install 'transformers>={dotted(TIES_LOAD_ON_TPU)}'")
     return passed(name, f"Transformers {transformers} compares them in a way that TPU has")
+
+
+def _compiler() -> Line:
+    """Whether `check --depth aot` can ask the TPU's compiler here, which needs no chip."""
+    name = "tpu-compiler"
+    if missing := missing_packages():
+        return not_applicable(name, f"{joined(missing)} not installed: {INSTALL}")
+    return passed(name, "torch_tpu, libtpu and jax are installed; check --depth aot asks it, with or without a chip")
 
 
 def _version(package: str) -> Version | None:
