@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -24,8 +25,9 @@ ENVIRONMENT = {
 }
 
 
+@cache
 def start() -> None:
-    """Bring up torch's device `tpu` in this process. Raises Lacking."""
+    """Once for a process: bring up torch's device `tpu` in this process. Raises Lacking."""
     os.environ.update(ENVIRONMENT)
     tpu_internals().start_device("tpu")
 
