@@ -12,7 +12,7 @@ import pytest
 
 import tpplan
 from tests.support import configs
-from tests.support.aot import Fault, values_with
+from tests.support.aot import Fault, refusal, values_with
 from tests.support.readme import HOME, snippet
 from tests.support.subjects import rules
 from tpplan.child import call_in_child
@@ -128,3 +128,9 @@ def test_a_silently_wrong_plan_is_wrong_as_lowered(tmp_path: Path) -> None:
     values = call_in_child(values_with, Fault.NONE, model, 4, TWICE, tmp_path / "saved")
     assert not values.reason
     assert {one.phase for one in values.wrong} == {"prefill", "decode"} and values.largest_error > 1e-3
+
+
+def test_tied_weights_before_5_23_are_compared_by_what_the_compiler_refuses() -> None:
+    """torch.equal of DTensors reduces an int64 by MIN (torch.distributed.tensor._dispatch); 5.23 took a SUM instead."""
+    assert "Supported lowering only of Sum all reduce" in call_in_child(refusal, "i64", "minimum")
+    assert call_in_child(refusal, "i64", "add") == ""

@@ -63,3 +63,31 @@ def _broken(program: Program, fault: Fault) -> Program:
     call = replace(step.call, groups=alone if fault is Fault.DROPPED else pairs)
     steps = (*program.steps[:place], replace(step, call=call), *program.steps[place + 1 :])
     return replace(program, steps=steps)
+
+
+def refusal(element: str, operation: str) -> str:
+    """The compiler's words on an all-reduce of one element over four chips, empty where it compiles it."""
+    from tpplan.tpu import compiler
+    from tpplan.tpu.collectives import NoLowering
+    from tpplan.tpu.device import start
+    from tpplan.tpu.internals import tpu_internals
+
+    start()
+    scalar = f"tensor<{element}>"
+    module = f"""
+    module attributes {{mhlo.num_partitions = 1 : i32, mhlo.num_replicas = 4 : i32}} {{
+      func.func public @main(%a: {scalar}) -> {scalar} {{
+        %r = "stablehlo.all_reduce"(%a) ({{
+        ^bb0(%l: {scalar}, %m: {scalar}):
+          %s = stablehlo.{operation} %l, %m : {scalar}
+          stablehlo.return %s : {scalar}
+        }}) {{replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>}} : ({scalar}) -> {scalar}
+        return %r : {scalar}
+      }}
+    }}"""
+    with tpu_internals().context():
+        try:
+            compiler.compile_for(tpu_internals().ir.Module.parse(module), "v6e:2x2", 4)
+        except NoLowering as error:
+            return str(error)
+    return ""

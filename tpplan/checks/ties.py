@@ -37,7 +37,7 @@ def disagreeing_ties(subject: Subject) -> Iterator[tuple[str, str]]:
 
 
 def check_tied_weights_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
-    """TPP304, or TPP316 without the checkpoint: the comparison of tied weights that the TPU backend cannot lower."""
+    """TPP304, or TPP316 without the checkpoint: the comparison of tied weights that the TPU's compiler refuses."""
     on_tpu = subject.device.startswith("tpu") and subject.sharding.tp_size > 1
     if not on_tpu or not subject.skeleton.ties or transformers_version() >= TIES_LOAD_ON_TPU:
         return
@@ -53,8 +53,8 @@ def check_tied_weights_on_tpu(subject: Subject) -> Iterator[Diagnostic]:
         if both
         else "two weights are tied, and loading on TPU fails if the checkpoint has both names",
         where=Place(file=subject.spec.source.name, parameter=target),
-        evidence=f"{target} and {source}; Transformers {installed} compares them with torch.equal, whose MIN "
-        "all-reduce TPU cannot lower"
+        evidence=f"{target} and {source}; Transformers {installed} compares them with torch.equal, a MIN "
+        "all-reduce of int64, which the TPU's compiler refuses: Supported lowering only of Sum all reduce"
         + ("" if both else "; the checkpoint is not at hand, so which names it has is unknown"),
         fix=install(TIES_LOAD_ON_TPU),
     )

@@ -39,8 +39,8 @@ STRUCTURE: dict[str, Code] = {
         "tied weights do not load on TPU with this Transformers",
         meaning="Both names of a tied pair are in the checkpoint, and Transformers before 5.23 compares the two "
         "sharded tensors with torch.equal while it loads them.",
-        reason="torch.equal on sharded tensors is a MIN all-reduce, which the TPU backend cannot lower, so loading "
-        "raises.",
+        reason="torch.equal on sharded tensors is a MIN all-reduce of an int64, so loading raises. libtpu's compiler "
+        "refuses it: UNIMPLEMENTED: Supported lowering only of Sum all reduce.",
         example="Transformers before 5.23 shows it: a tied model whose checkpoint has model.embed_tokens.weight and "
         "lm_head.weight, with --device tpu-v5e.",
         action="Install Transformers 5.23 or newer.",

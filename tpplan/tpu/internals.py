@@ -20,6 +20,7 @@ PROBES: dict[str, tuple[str, str]] = {
     "execution_mode": ("torch_tpu._internal.execution_mode", ""),
     "Interpreter": ("torch_tpu._internal.export.export", "EagerLikeFxInterpreter"),
     "compile": ("torch_tpu._internal.compile.tpu_torch_compile", ""),
+    "fold_gqa": ("torch_tpu._internal.compile.fx_passes.fold_gqa", "apply"),
     "collectives": ("torch.distributed._functional_collectives", "traceable_collective_remaps"),
     "group_of": ("torch.distributed.distributed_c10d", "_resolve_process_group"),
     "device_handle": ("torch.distributed.device_mesh", "_get_device_handle"),

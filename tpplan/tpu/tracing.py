@@ -10,6 +10,7 @@ from typing import Any
 
 from tpplan.tpu.collectives import NoLowering
 from tpplan.tpu.device import DEVICE, TpuTensors
+from tpplan.tpu.internals import tpu_internals
 
 
 class Role(StrEnum):
@@ -82,6 +83,9 @@ def trace(
     with torch.no_grad(), tensors.mode:
         pure = make_fx(torch.func.functionalize(graph), tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
     updates = _updates_as_results(pure)
+    # The pass of torch_tpu's compile backend that changes what a forward computes with: repeated key/value heads are
+    # folded into the attention. Its others look for masks that a static cache never makes, or at a backward.
+    tpu_internals().fold_gqa(pure)
     pure.graph.eliminate_dead_code()
     _no_tensors_inside(pure)
     _on_tpu(pure)
