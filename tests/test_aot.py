@@ -134,3 +134,27 @@ def test_tied_weights_before_5_23_are_compared_by_what_the_compiler_refuses() ->
     """torch.equal of DTensors reduces an int64 by MIN (torch.distributed.tensor._dispatch); 5.23 took a SUM instead."""
     assert "Supported lowering only of Sum all reduce" in call_in_child(refusal, "i64", "minimum")
     assert call_in_child(refusal, "i64", "add") == ""
+
+
+def test_the_program_of_a_plan_can_be_taken_along(model: str, tmp_path: Path) -> None:
+    from tpplan.cli import main
+
+    file = tmp_path / "decode.stablehlo"
+    arguments = f"compile {model} --tp-size 4 --as stablehlo --phase decode --max-length 256 -o {file}"
+    assert main(arguments.split()) == 0
+    known = tpu_internals()
+    with known.context() as context:
+        text = str(known.hlo.deserialize_portable_artifact(context, file.read_bytes()))
+    assert "num_replicas = 4" in text
+    assert text.count("stablehlo.all_reduce") == 2 * SMALL["num_hidden_layers"] + 1
+
+
+def test_sizes_have_the_compiler_s_word_beside_the_estimate(model: str) -> None:
+    from tpplan import api
+
+    found = api.size_candidates(model, [1, 4], device="tpu-v6e", depth="aot", prefill=128, max_length=256)
+    assert [one.verdict for one in found] == [Verdict.PASS] * 2
+    assert [[program.topology for program in one.report.programs] for one in found] == [
+        ["v6e:1x1"] * 2,
+        ["v6e:2x2"] * 2,
+    ]

@@ -119,3 +119,16 @@ def test_what_takes_too_long_is_killed_and_said() -> None:
 def test_what_dies_is_no_answer_with_its_last_words() -> None:
     died = aot._in_child(sys.exit, 7, 60.0)
     assert "code 7" in died.reason and "its last words" in died.reason
+
+
+def test_a_program_without_a_file_or_the_packages_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from tpplan.cli import main
+
+    model = configs.write(tmp_path / "model", configs.llama())
+    assert main(f"compile {model} --tp-size 2 --as stablehlo".split()) == 2
+    assert "TPP130" in capsys.readouterr().err
+    monkeypatch.setattr(aot, "missing_packages", lambda: ("jax",))
+    assert main(f"compile {model} --tp-size 2 --as stablehlo -o {tmp_path / 'file'}".split()) == 1
+    assert "TPP940" in capsys.readouterr().err and not (tmp_path / "file").exists()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def test_nothing_stays(home: Path, model: str, tmp_path: Path, number: int, comm
     assert b"Traceback" not in said
 
 
+@pytest.fixture
+def all_heard() -> Iterator[None]:
+    """A background job of a script, and what nohup starts, ignore some of them."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("all_heard")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_each_leaves_in_order_and_once(number: int) -> None:
     """A second one, while what is left is cleaned up, changes nothing."""
@@ -80,6 +91,7 @@ def test_each_leaves_in_order_and_once(number: int) -> None:
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
+@pytest.mark.usefixtures("all_heard")
 def test_one_that_python_dropped_is_not_the_last(recwarn: pytest.WarningsRecorder) -> None:
     class Dropping:
         def __del__(self) -> None:

@@ -152,6 +152,7 @@ class Candidate:
             "stages": {name: stage.to_dict() for name, stage in report.stages.items()},
             "diagnostics": [diagnostic.to_dict() for diagnostic in report.diagnostics],
             **costs,
+            **({"programs": [program.to_dict() for program in report.programs]} if report.programs else {}),
             **({"remembered": report.remembered} if report.remembered else {}),
         }
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tpplan import engine, remembered
-from tpplan.choices import Optimize, Options, PlanOptions, Trust, chosen
+from tpplan.choices import Optimize, Options, Phase, PlanOptions, Trust, chosen
 from tpplan.diagnostics import Report, Verdict
 from tpplan.plan_files.document import Plan
 from tpplan.request import inputs, make_request
@@ -168,6 +168,24 @@ def compiled(
     if sealed is not None:
         return sealed
     return remembered.answer(engine.compile_plan, request, strategy, extend)
+
+
+def lowered(
+    model_or_plan: ModelOrPlan,
+    tp_size: int | None = None,
+    *,
+    phase: str = Phase.PREFILL,
+    strategy: str | None = None,
+    **options: Unpack[PlanOptions],
+) -> bytes:
+    """The program of rank 0 at full size, as torch_tpu lowers it: a portable artifact of StableHLO, which jax reads.
+
+    Its arguments are the rank's inputs, weights and cache. phase: a value of `tpplan.choices.Phase`. Raises PlanError
+    where the plan does not pass, and where there is no program, as without the packages of `tpplan[aot]`.
+    """
+    request = make_request(model_or_plan, tp_size, **options)
+    phase = chosen("phase", phase, Phase)
+    return engine.answer(engine.lowered, request, engine.strategy_named(strategy), phase)
 
 
 def sizes(

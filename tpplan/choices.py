@@ -50,6 +50,13 @@ class Optimize(StrEnum):
     LATENCY = "latency"
 
 
+class Phase(StrEnum):
+    """The programs that generating runs: of the prompt, and of each further token."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Trust(StrEnum):
     """What is taken for proof of a plan. seal: the seal in it, where it holds. never: only the stages, run now."""
 

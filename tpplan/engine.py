@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tpplan.answers import Candidate, Compiled, Found
 from tpplan.child import call_in_child
-from tpplan.choices import Dtype, Optimize, chosen, usage_error
+from tpplan.choices import Dtype, Optimize, Phase, chosen, usage_error
 from tpplan.diagnostics import PlanError, Report
 from tpplan.plan_files.document import ModelFacts, Plan, Target
 from tpplan.planner.strategies import STRATEGIES
@@ -96,6 +96,8 @@ def sizes(request: Request, tp_sizes: tuple[int, ...], strategy: str | None, dep
     for size in tp_sizes:
         check_tp_size(size, str(request.what))
     subject, bench = _opened_model(replace(request, tp_size=1))
+    if depth == COMPILED:
+        _require_generation(subject)
     return all_sizes(subject, bench, tp_sizes, strategy, depth)
 
 
@@ -103,6 +105,13 @@ def compile_plan(request: Request, strategy: str | None, extend: bool) -> Compil
     """The DistributedConfig of a plan that passes as it is, or of a model after its repair. Raises PlanError."""
     subject = _passing(request, strategy, extend).subject
     return _compiled(subject.spec, subject.sharding)
+
+
+def lowered(request: Request, strategy: str | None, phase: Phase) -> bytes:
+    """The program of rank 0 as a portable artifact of StableHLO, of a plan that passes. Raises PlanError."""
+    from tpplan.stages.aot import export
+
+    return export(_passing(request, strategy, False).subject, phase)
 
 
 def compile_sealed(request: Request) -> Compiled | None:
@@ -126,7 +135,7 @@ def verify(request: Request, strategy: str | None, options: LaunchOptions) -> Re
 
 def depth_named(depth: str, *, measured: bool = False) -> str:
     """The depth of this name. measured: one at which the model runs. Raises InputError TPP130."""
-    return chosen("depth", depth, table.needed()[1:] if measured else table.depths())
+    return chosen("depth", depth, table.depths()[1:] if measured else table.depths())
 
 
 def _require_generation(subject: Subject) -> None:

@@ -26,14 +26,14 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
         return file.read(limit)
 
 
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+def write_atomically(path: str | os.PathLike[str], text: str | bytes) -> None:
     """Write `text` to the file at `path` as UTF-8: afterwards it holds all of the text, or what it held before.
 
     Permissions are those that opening the file for writing would give: an existing file keeps its mode and must be
     writable, a new one gets what the umask leaves. A symbolic link is followed. The text is on disk on return.
     Raises InputError (TPP101) where that place cannot be written.
     """
-    data = text.encode("utf-8")
+    data = text.encode("utf-8") if isinstance(text, str) else text
     with _refusals(path):
         target = os.path.realpath(path)
         with _file_beside(target, _mode_to_keep(target)) as temporary:

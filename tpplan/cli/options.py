@@ -23,6 +23,7 @@ class Format(StrEnum):
 class Language(StrEnum):
     JSON = "json"
     PYTHON = "python"
+    STABLEHLO = "stablehlo"
 
 
 ModelOrPlanArgument = Annotated[
@@ -70,8 +71,8 @@ StrategyOption = Annotated[
 
 
 def depth_option(*, measured: bool = False) -> Any:
-    """The option of how far a check goes. measured: only depths at which the model runs, and many plans can be."""
-    stages = [stage for stage in table.STAGES[1:] if stage.always] if measured else table.STAGES
+    """The option of how far a check goes. measured: only depths at which the model runs."""
+    stages = table.STAGES[1:] if measured else table.STAGES
     words = " ".join(f"{stage.name}: {stage.adds}." for stage in stages)
     return row_option((stage.name for stage in stages), f"The last stage to run. {words}", table.deepest())
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tpplan.choices import Optimize, Trust
+from tpplan.choices import Optimize, Phase, Trust, usage_error
 from tpplan.cli.app import app
 from tpplan.cli.options import (
     Format,
@@ -28,7 +28,7 @@ from tpplan.cli.printing import say_repair, say_strategies, show, show_all, writ
 from tpplan.diagnostics import PlanError
 
 Shared = dict[str, Any]  # the options that the library takes as they are
-COMPILER = ("prefill", "full")  # of them, those of a stage that only `check` runs
+COMPILER = ("prefill", "full")  # of them, those of a stage that only `check` and `sizes` run
 
 
 @app.command()
@@ -114,7 +114,7 @@ def plan(
 
 
 @app.command()
-@shares("model", *COMPILER)
+@shares("model")
 def sizes(
     what: ModelArgument,
     options: Shared,
@@ -147,12 +147,21 @@ def sizes(
 
 
 @app.command()
-@shares(*COMPILER)
+@shares("full")
 def compile(
     what: ModelOrPlanArgument,
     options: Shared,
     tp_size: TpSizeOption = None,
-    language: Annotated[Language, typer.Option("--as", help="What to emit.")] = Language.PYTHON,
+    language: Annotated[
+        Language,
+        typer.Option(
+            "--as", help="What to emit. stablehlo: a rank's program, lowered by torch_tpu; it is written to a FILE."
+        ),
+    ] = Language.PYTHON,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Write it here, not to stdout.")
+    ] = None,
+    phase: Annotated[Phase, typer.Option(help="The program that --as stablehlo emits.")] = Phase.PREFILL,
     strategy: StrategyOption = None,
     require_proof: Annotated[
         bool, typer.Option("--require-proof", help="Run all stages, whatever the plan's seal and the cache say.")
@@ -161,13 +170,26 @@ def compile(
     """Emit the DistributedConfig of a plan that passes, or of a model after its repair."""
     _leave_chips_alone()
     from tpplan import api
+    from tpplan.files import require_writable, write_atomically
 
     try:
+        if output is not None:
+            require_writable(output)
+        if language is Language.STABLEHLO:
+            if output is None:
+                raise usage_error("a program is not for a terminal", fix="give -o FILE", model=what)
+            program = api.lowered(what, tp_size, phase=phase, strategy=strategy, **options)
+            write_atomically(output, program)
+            return 0
         trust = Trust.NEVER if require_proof else Trust.SEAL
         made = api.compiled(what, tp_size, strategy=strategy, trust=trust, **options)
+        text = made.json() if language is Language.JSON else made.python
+        if output is not None:
+            write_atomically(output, text)
     except PlanError as error:
         return show(error.report, Format.TEXT, stream="stderr")
-    sys.stdout.write(made.json() if language is Language.JSON else made.python)
+    if output is None:
+        sys.stdout.write(text)
     return 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tpplan.answers import Candidate, Usage
-from tpplan.diagnostics import Memory, Report, Verdict
+from tpplan.diagnostics import CompiledProgram, Memory, Report, Verdict
 from tpplan.rendering import VERDICT_STYLE, shown
 from tpplan.units import gib
 
@@ -75,9 +75,18 @@ def notes(candidates: Iterable[Candidate]) -> str:
             "per layer and token: collectives on one rank and bytes of the tensors that they complete, on average"
         )
     for candidate in candidates:
+        lines += [f"tp_size {candidate.tp_size}: {_compiled(program)}" for program in candidate.report.programs]
         if candidate.verdict is not Verdict.PASS:
             lines.append(f"tp_size {candidate.tp_size}: {_why(candidate.report)}")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _compiled(program: CompiledProgram) -> str:
+    """What the compiler counts of a program, for its own column beside the estimate."""
+    if program.refused:
+        return f"{program.phase} refused by the compiler"
+    size = f"{program.phase} of {program.batch} x {program.tokens} tokens"
+    return f"{size} needs {gib(program.hbm)} of HBM by the compiler, {gib(program.temporaries)} of it temporaries"
 
 
 def _why(report: Report) -> str:

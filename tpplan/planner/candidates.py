@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from tpplan.answers import Candidate, Costs
 from tpplan.choices import Optimize
@@ -11,8 +12,9 @@ from tpplan.planner.extend import extended
 from tpplan.planner.remedy import with_fixes
 from tpplan.planner.repair import Repair
 from tpplan.planner.solve import by_strategy, solve
+from tpplan.stages import table
 from tpplan.stages.bench import Bench
-from tpplan.stages.judge import measured_costs
+from tpplan.stages.judge import judge, measured_costs
 from tpplan.subject import Subject
 from tpplan.targets import resolve
 
@@ -33,10 +35,22 @@ def candidate_of(repaired: Repair, bench: Bench) -> Candidate:
 def all_sizes(
     subject: Subject, bench: Bench, tp_sizes: Iterable[int] = (), strategy: str | None = None, depth: str | None = None
 ) -> list[Candidate]:
-    """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending."""
+    """A candidate for each of `tp_sizes`, by default for each that the device has on one host, ascending.
+
+    Plans are looked for without the stages that a verdict does not need; what passes is then judged at `depth`.
+    """
     sizes = sorted(set(tp_sizes)) or resolve(subject.device).host_counts or UNLIMITED
     bench.share(sizes)
-    return [candidate_of(solve(subject.at(size), strategy, bench, depth=depth), bench) for size in sizes]
+    depth = depth or table.deepest()
+    least = table.least(depth)
+    found = [solve(subject.at(size), strategy, bench, depth=least) for size in sizes]
+    if depth != least:
+        found = [_judged_further(made, depth, bench) if made.judgement.passed else made for made in found]
+    return [candidate_of(made, bench) for made in found]
+
+
+def _judged_further(made: Repair, depth: str, bench: Bench) -> Repair:
+    return replace(made, judgement=judge(made.judgement.subject, depth, bench=bench))
 
 
 def all_strategies(

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpplan import scratch
 from tpplan.child import Child, ChildDied
-from tpplan.diagnostics import BytesPerRank, CompiledProgram, Diagnostic, Place, Stage, Status
+from tpplan.choices import Phase
+from tpplan.diagnostics import BytesPerRank, CompiledProgram, Diagnostic, Place, PlanError, Report, Stage, Status
+from tpplan.model.internals import versions
 from tpplan.stages.bench import Bench
 from tpplan.stages.comparison import TOLERANCE
 from tpplan.stages.result import StageResult
@@ -24,7 +26,7 @@ from tpplan.tpu.internals import INSTALL, missing_packages
 from tpplan.units import gib, joined
 
 if TYPE_CHECKING:
-    from tpplan.tpu.job import Outcome
+    from tpplan.tpu.job import Outcome, Work
     from tpplan.tpu.values_job import Values
 
 PREFILL = 512  # tokens, where the caller names none
@@ -59,8 +61,11 @@ def run(subject: Subject, earlier: Mapping[str, StageResult], bench: Bench) -> S
     )
 
 
-def _why_not(subject: Subject) -> tuple[str, Diagnostic | None]:
-    """Why nothing can be compiled for this subject, empty where it can; with a diagnostic where it is the machine."""
+def _why_not(subject: Subject, *, compiles: bool = True) -> tuple[str, Diagnostic | None]:
+    """Why nothing can be lowered for this subject, empty where it can; with a diagnostic where it is the machine.
+
+    compiles: whether it is to be compiled too, for a topology.
+    """
     if missing := missing_packages():
         reason = f"{joined(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
         message = f"the TPU's compiler cannot be asked: {reason}"
@@ -68,7 +73,7 @@ def _why_not(subject: Subject) -> tuple[str, Diagnostic | None]:
         return reason, Diagnostic(
             code="TPP940", message=message, where=where, evidence="not found: " + ", ".join(missing), fix=INSTALL
         )
-    if not _topology(subject):
+    if compiles and not _topology(subject):
         return f"libtpu's compiler has no topology of {subject.sharding.tp_size} {subject.device}", None
     if subject.spec.runs_own_code:
         return "the model brings code of its own, which is not taken to the process that compiles", None
@@ -84,12 +89,31 @@ def _topology(subject: Subject) -> str:
     return target.compiler_topology(size) if target.has_limits and target.exists(size) else ""
 
 
-def _compile(subject: Subject) -> Outcome:
+def export(subject: Subject, phase: Phase) -> bytes:
+    """A program of rank 0 as torch_tpu lowers it, as a portable artifact of StableHLO.
+
+    Raises PlanError with TPP940, or with TPP941 and the reason, where there is none.
+    """
+    from tpplan.tpu.job import exported
+
+    reason, diagnostic = _why_not(subject, compiles=False)
+    if not reason:
+        answer = _in_child(exported, _work(subject), WITHIN_FULL, phase)
+        if not answer.reason:
+            artifact: bytes = answer.artifact
+            return artifact
+        reason = answer.reason
+    name = subject.spec.source.name
+    silent = Diagnostic(code="TPP941", message="there is no program", where=Place(file=name), evidence=reason)
+    raise PlanError(Report(model=name, versions=versions(), diagnostics=(diagnostic or silent,)))
+
+
+def _work(subject: Subject) -> Work:
     from tpplan.tpu.forward import Workload
-    from tpplan.tpu.job import Outcome, Work, compiled
+    from tpplan.tpu.job import Work
 
     length = max(subject.max_length or LENGTH, (subject.prefill or 0) + 1)
-    work = Work(
+    return Work(
         spec=subject.spec,
         sharding=subject.sharding,
         workload=Workload(
@@ -99,7 +123,12 @@ def _compile(subject: Subject) -> Outcome:
         hbm=resolve(subject.device).hbm_bytes,
         full=subject.full,
     )
-    answer = _in_child(compiled, work, WITHIN_FULL if subject.full else WITHIN)
+
+
+def _compile(subject: Subject) -> Outcome:
+    from tpplan.tpu.job import Outcome, compiled
+
+    answer = _in_child(compiled, _work(subject), WITHIN_FULL if subject.full else WITHIN)
     return Outcome(reason=answer.reason, lacking=True) if isinstance(answer, _Died) else answer
 
 
@@ -125,11 +154,11 @@ class _Died:
     reason: str
 
 
-def _in_child(function: Any, work: Any, seconds: float) -> Any:
+def _in_child(function: Any, work: Any, seconds: float, *more: Any) -> Any:
     """What the function answers in a process of its own, or _Died."""
     with scratch.directory() as folder, (folder / "log").open("w+b") as log, Child(log) as child:
         try:
-            return child.call_within(seconds, function, work)
+            return child.call_within(seconds, function, work, *more)
         except ChildDied as error:
             log.seek(0)
             last = " ".join(log.read().decode("utf-8", "replace").split())[-END_OF_LOG:]

@@ -65,6 +65,11 @@ def deepest() -> str:
     return needed()[-1]
 
 
+def least(depth: str) -> str:
+    """The depth to look for a plan at: this one, or where it is of a stage that a verdict does not need, without it."""
+    return depth if depth in needed() else deepest()
+
+
 def up_to(depth: str) -> tuple[StageEntry, ...]:
     """The stages of a check of this depth."""
     before = STAGES[: depths().index(depth)]

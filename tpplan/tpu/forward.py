@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from tpplan.choices import Phase
 from tpplan.model.cache import static_cache
 from tpplan.model.config import ModelSpec, config_value
 from tpplan.model.forward import main_output, runnable
@@ -19,11 +19,6 @@ from tpplan.tpu.device import TpuTensors
 from tpplan.tpu.layers import Selection, only
 from tpplan.tpu.program import Program, cut
 from tpplan.tpu.tracing import trace
-
-
-class Phase(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     "topologies": ("get_topology_desc",),
     "jax_compiler": ("get_compile_options",),
     "xla": ("DeviceList",),
-    "hlo": ("deserialize_portable_artifact",),
+    "hlo": ("deserialize_portable_artifact", "serialize_portable_artifact", "get_current_version"),
     "ir": ("Module", "SymbolTable"),
 }
 

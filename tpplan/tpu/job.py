@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tpplan.choices import Phase
 from tpplan.diagnostics import CompiledProgram
 from tpplan.model.config import ModelSpec
 from tpplan.model.skeleton import Sharding
 from tpplan.tpu import compiler, linking
 from tpplan.tpu.collectives import NoLowering
 from tpplan.tpu.device import start, tpu_rank
-from tpplan.tpu.forward import Phase, Workload, programs, sharded
+from tpplan.tpu.forward import Workload, programs, sharded
 from tpplan.tpu.internals import Lacking, tpu_internals
 from tpplan.tpu.layers import Selection, selections
 from tpplan.tpu.lowering import lower
@@ -43,6 +44,14 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exported:
+    """artifact: a program of rank 0 with every layer, as portable StableHLO. reason: why there is none."""
+
+    artifact: bytes = b""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """programs: of the prefill and of a decode step. reason: why there are none, or empty. raised: whether that is the
     forward's own error, with every tensor on the device `tpu`. lacking: whether it is what is installed."""
@@ -65,6 +74,23 @@ def compiled(work: Work) -> Outcome:
         return Outcome(reason=str(error))
     except Exception as error:  # the model's own code may raise anything
         return Outcome(reason=f"on the device tpu: {one_line(error)}", raised=True)
+
+
+def exported(work: Work, phase: Phase) -> Exported:
+    """The program of this phase, linked and not compiled."""
+    tp_size = work.sharding.tp_size
+    try:
+        start()
+        with tpu_rank(0, tp_size):
+            model = sharded(work.spec, work.sharding)
+            found = dict(programs(model, work.spec, tp_size, work.workload))
+        artifacts = [lower(segment) for segment in found[phase].segments]
+        with tpu_internals().context():
+            return Exported(artifact=linking.portable(linking.link(found[phase], artifacts, tp_size)))
+    except (Lacking, NoLowering) as error:
+        return Exported(reason=str(error))
+    except Exception as error:  # the model's own code may raise anything
+        return Exported(reason=f"on the device tpu: {one_line(error)}")
 
 
 class _NeedsEveryLayer(Exception):

@@ -160,6 +160,13 @@ def _inline_composites(module: Any) -> None:
         operation.erase()
 
 
+def portable(module: Any) -> bytes:
+    """The module as a portable artifact, which this version of StableHLO and later ones read."""
+    known = tpu_internals()
+    artifact: bytes = known.hlo.serialize_portable_artifact(module, known.hlo.get_current_version(), True)
+    return artifact
+
+
 def kernels(program: Program, artifacts: Sequence[bytes]) -> dict[str, int]:
     """What of a program a TPU runs by a kernel of its own: `tpu_custom_call` (Mosaic) and the like, with counts."""
     known = tpu_internals()

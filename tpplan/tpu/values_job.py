@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tpplan.choices import Phase
 from tpplan.difference import TOLERANCES, difference
 from tpplan.model.cache import static_cache
 from tpplan.model.checkpoint import load_sharded
@@ -17,7 +18,7 @@ from tpplan.model.ranks import fake_rank
 from tpplan.model.skeleton import Sharding
 from tpplan.tpu.collectives import NoLowering
 from tpplan.tpu.device import start, tpu_rank
-from tpplan.tpu.forward import Phase, Workload, programs, sharded
+from tpplan.tpu.forward import Workload, programs, sharded
 from tpplan.tpu.internals import Lacking
 from tpplan.tpu.lowering import lower
 from tpplan.tpu.plain import plain_operators
