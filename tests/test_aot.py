@@ -71,6 +71,7 @@ class TestCompiled:
             assert program.traced == {"all_gather": 1, "all_reduce": 2 * SMALL["num_hidden_layers"] + 1}
             assert program.kept == {"all-gather": 1, "all-reduce": 2 * SMALL["num_hidden_layers"] + 1}
 
+    @pytest.mark.sweep
     def test_few_layers_tell_of_all(self, model: str, report: tpplan.Report) -> None:
         full = tpplan.check(model, 4, device="tpu-v6e", depth="aot", prefill=128, max_length=256, full=True)
         for few, every in zip(report.programs, full.programs, strict=True):
@@ -90,6 +91,7 @@ class TestCompiled:
         assert "of HBM on v6e:2x2 (extrapolated) for 1 x 128 tokens" in as_text(report).plain
 
 
+@pytest.mark.sweep
 def test_the_compiler_refuses_what_does_not_fit(tmp_path: Path) -> None:
     """22 GiB of weights and cache on the 16 of a v5e: found without compiling every layer."""
     wide = configs.llama(**(SMALL | {"num_hidden_layers": 40, "hidden_size": 8192, "intermediate_size": 28672}))
@@ -136,6 +138,7 @@ def test_tied_weights_before_5_23_are_compared_by_what_the_compiler_refuses() ->
     assert call_in_child(refusal, "i64", "add") == ""
 
 
+@pytest.mark.sweep
 def test_the_program_of_a_plan_can_be_taken_along(model: str, tmp_path: Path) -> None:
     from tpplan.cli import main
 
@@ -149,6 +152,7 @@ def test_the_program_of_a_plan_can_be_taken_along(model: str, tmp_path: Path) ->
     assert text.count("stablehlo.all_reduce") == 2 * SMALL["num_hidden_layers"] + 1
 
 
+@pytest.mark.sweep
 def test_sizes_have_the_compiler_s_word_beside_the_estimate(model: str) -> None:
     from tpplan import api
 
